@@ -54,7 +54,18 @@ LONGER = (  # flags of longer runs, and the measure to report
         "train_loss",
     ),
 )
-KEPT = ("steps", "lr", "effective_lr", "seconds", "total_seconds", "bytes_per_worker")
+SUMMARY_KEYS = (
+    "task",
+    "algo",
+    "workers",
+    "seed",
+    "steps",
+    "lr",
+    "effective_lr",
+    "seconds",
+    "total_seconds",
+    "bytes_per_worker",
+)
 
 
 def command(task: str, algo: str, workers: int) -> str:
@@ -79,89 +90,114 @@ def record(flags: str) -> dict[str, Any]:
 def read(flags: str, out: Path) -> dict[str, Any]:
     """Returns the record of a run, read from its files."""
     summary = json.loads((out / "summary.json").read_text())
-    lines = (out / "metrics.jsonl").read_text().splitlines()
-    measured = {k: v for k, v in summary.items() if k.startswith(("test_", "train_"))}
+    metrics = {
+        key: value
+        for key, value in summary.items()
+        if key.startswith(("test_", "train_"))
+    }
+    curve = []
+    for line in (out / "metrics.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        curve.append({key: row[key] for key in row if key == "step" or key in metrics})
     return {
         "command": f"python -m experiments.run {flags}",
         "date": time.strftime("%Y-%m-%d"),
-        **{name: summary[name] for name in ("task", "algo", "workers", "seed", *KEPT)},
-        **measured,
-        "curve": [
-            {k: v for k, v in json.loads(x).items() if k == "step" or k in measured}
-            for x in lines
-        ],
+        **{key: summary[key] for key in SUMMARY_KEYS},
+        **metrics,
+        "curve": curve,
     }
 
 
-def records() -> dict[str, dict[str, Any]]:
+Record = dict[str, Any]
+
+
+def records() -> dict[str, Record]:
     """Returns the recorded runs, by their command."""
     if not RECORDS.exists():
         return {}
-    made = map(json.loads, RECORDS.read_text().splitlines())
-    return {one["command"]: one for one in made}
+    recorded_runs = map(json.loads, RECORDS.read_text().splitlines())
+    return {record["command"]: record for record in recorded_runs}
 
 
-def found(made: dict[str, dict[str, Any]], flags: str) -> dict[str, Any] | None:
+def find_record(runs: dict[str, Record], flags: str) -> Record | None:
     """Returns the record of the run with these flags, if there is one."""
-    return made.get(f"python -m experiments.run {flags}")
+    return runs.get(f"python -m experiments.run {flags}")
 
 
-def table(made: dict[str, dict[str, Any]]) -> str:
+def table(runs: dict[str, Record]) -> str:
     """Returns a row per task and number of workers, with a column per algorithm."""
     rows = []
-    for (task, figure), workers in product(TASKS.items(), WORKERS):
-        runs = [found(made, command(task, algo, workers)) for algo in ALGORITHMS]
-        shown = [f"{one[figure]:.4g}" if one else "" for one in runs]
-        steps = next((str(one["steps"]) for one in runs if one), "")
-        name = figure.removeprefix("test_").replace("_", " ")
-        head = f"{task}: {name}, {steps} steps" if workers == WORKERS[0] else ""
-        rows.append([head, workers, *shown])
+    for (task, metric), workers in product(TASKS.items(), WORKERS):
+        cells = []
+        steps = ""
+        for algo in ALGORITHMS:
+            record = find_record(runs, command(task, algo, workers))
+            cells.append(f"{record[metric]:.4g}" if record else "")
+            if record and not steps:
+                steps = str(record["steps"])
+        head = ""
+        if workers == WORKERS[0]:
+            name = metric.removeprefix("test_").replace("_", " ")
+            head = f"{task}: {name}, {steps} steps"
+        rows.append([head, workers, *cells])
     return measure.table(["task", "workers", *ALGORITHMS], rows)
 
 
-def longer(made: dict[str, dict[str, Any]]) -> str:
+def longer(runs: dict[str, Record]) -> str:
     """Returns a row for each of the longer runs."""
     rows = []
-    for flags, figure in LONGER:
-        if one := found(made, flags):
-            reached = f"{figure.replace('_', ' ')} {one[figure]:.4f}"
-            rows.append([f"`{flags}`", reached, f"{one['total_seconds'] / 60:.0f}"])
+    for flags, metric in LONGER:
+        record = find_record(runs, flags)
+        if record:
+            reached = f"{metric.replace('_', ' ')} {record[metric]:.4f}"
+            rows.append([f"`{flags}`", reached, f"{record['total_seconds'] / 60:.0f}"])
     return measure.table(["command", "reached", "minutes"], rows)
 
 
-def draw(made: dict[str, dict[str, Any]]) -> None:
+def draw(runs: dict[str, Record]) -> None:
     """Writes a picture per task: its measure over the local steps."""
-    for task, figure in TASKS.items():
-        lines, algos = [], {}
+    for task, metric in TASKS.items():
+        lines = []
+        algo_by_label = {}
         for algo, workers in product(ALGORITHMS, WORKERS):
-            if one := found(made, command(task, algo, workers)):
-                label, curve = f"{algo}, {workers}", one["curve"]
-                x, y = np.array([(line["step"], line[figure]) for line in curve]).T
-                lines.append(Line(label, "", x, y, y, y))
-                algos[label] = algo
-        title = f"{task}: {figure.removeprefix('test_').replace('_', ' ')}"
+            record = find_record(runs, command(task, algo, workers))
+            if not record:
+                continue
+            label = f"{algo}, {workers}"
+            points = [(row["step"], row[metric]) for row in record["curve"]]
+            x, y = np.array(points).T
+            lines.append(Line(label, "", x, y, y, y))
+            algo_by_label[label] = algo
+        title = f"{task}: {metric.removeprefix('test_').replace('_', ' ')}"
         plot = Plot(task, "", f"{title}, by workers", lines, "local steps")
         with figures.style():
-            drawn = figures.svg(plot, figures.draw(plot, figures.styles(algos)))
-        files.write(CURVES / f"{task}.svg", drawn)
+            figure = figures.draw(plot, figures.styles(algo_by_label))
+            svg = figures.svg(plot, figure)
+        files.write(CURVES / f"{task}.svg", svg)
 
 
 def main() -> None:
     """Makes the missing runs, then shows all runs."""
-    made = records()
     RECORDS.parent.mkdir(exist_ok=True)
-    wanted = [command(*each) for each in product(TASKS, ALGORITHMS, WORKERS)]
-    wanted += [flags for flags, _ in LONGER]
-    for flags in wanted if "--show" not in sys.argv else ():
-        if found(made, flags):
+    if "--show" not in sys.argv:
+        _run_missing()
+    runs = records()
+    print(table(runs), longer(runs), sep="\n\n")
+    draw(runs)
+
+
+def _run_missing() -> None:
+    """Runs the commands that have no record yet, and appends their records."""
+    runs = records()
+    commands = [command(*run) for run in product(TASKS, ALGORITHMS, WORKERS)]
+    commands += [flags for flags, _ in LONGER]
+    for flags in commands:
+        if find_record(runs, flags):
             continue
         print(flags, flush=True)
-        one = record(flags)
+        new_record = record(flags)
         with RECORDS.open("a") as file:
-            file.write(json.dumps(one) + "\n")
-    made = records()
-    print(table(made), longer(made), sep="\n\n")
-    draw(made)
+            file.write(json.dumps(new_record) + "\n")
 
 
 if __name__ == "__main__":

@@ -36,18 +36,18 @@ def in_turn(
 
 def spread(values: Sequence[float], digits: int = 4) -> list[float]:
     """Returns [minimum, median, maximum], to `digits` significant digits."""
-    found = min(values), statistics.median(values), max(values)
-    return [float(f"{value:.{digits}g}") for value in found]
+    extent = (min(values), statistics.median(values), max(values))
+    return [float(f"{value:.{digits}g}") for value in extent]
 
 
 def rates(seconds: Sequence[float], work: float) -> list[float]:
     """Returns the `spread` of the work done per second, over the turns."""
-    return spread([work / s for s in seconds])
+    return spread([work / turn_seconds for turn_seconds in seconds])
 
 
-def ratios(seconds: Sequence[float], others: Sequence[float]) -> list[float]:
+def ratios(seconds: Sequence[float], other_seconds: Sequence[float]) -> list[float]:
     """Returns the `spread` of how many times as fast as the others, over the turns."""
-    return spread([b / a for a, b in zip(seconds, others, strict=True)])
+    return spread([b / a for a, b in zip(seconds, other_seconds, strict=True)])
 
 
 def report(record: dict[str, Any]) -> dict[str, Any]:
@@ -76,22 +76,26 @@ def in_fresh_processes(
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """Returns rows as a Markdown table; spreads are minimum, median, maximum."""
 
-    def cell(value):
+    def format_cell(value: Any) -> str:
         if isinstance(value, list | tuple):
             return ", ".join(f"{x:,.4g}" for x in value)
         return f"{value:,.4g}" if isinstance(value, float) else str(value)
 
-    lines = [head, ["---"] * len(head), *[[cell(x) for x in row] for row in rows]]
+    lines = [head, ["---"] * len(head)]
+    for row in rows:
+        lines.append([format_cell(value) for value in row])
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 
 
-def table_of(
+def table_of_records(
     columns: Mapping[str, str | Callable[[Mapping[str, Any]], Any]],
     records: Sequence[Mapping[str, Any]],
 ) -> str:
     """Returns records as a table; a column is a field or a function of a record."""
-    rows = [
-        [one[cell] if isinstance(cell, str) else cell(one) for cell in columns.values()]
-        for one in records
-    ]
+    rows = []
+    for record in records:
+        row = []
+        for column in columns.values():
+            row.append(record[column] if isinstance(column, str) else column(record))
+        rows.append(row)
     return table([*columns], rows)

@@ -28,20 +28,21 @@ from typing import Any
 import jax
 
 import syncalgos
-from benchmarks.measure import in_fresh_processes, table_of
-from benchmarks.scaling import ALL, Training, make
+from benchmarks.measure import in_fresh_processes, table_of_records
+from benchmarks.scaling import ALL, Training, make_strategy
 from benchmarks.work import WORK
 
 STEPS = 4  # a round, so that there is a sync in a dispatch
-STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+STATUS = Path("/proc/self/status")
+CLEAR = Path("/proc/self/clear_refs")
 
 
 def _times_held(field: str) -> Callable[[Mapping[str, Any]], float]:
-    return lambda one: (one[field] or 0) / one["held_bytes_per_worker"]
+    return lambda record: (record[field] or 0) / record["held_bytes_per_worker"]
 
 
 def _megabytes(field: str) -> Callable[[Mapping[str, Any]], float]:
-    return lambda one: (one[field] or 0) / 1e6
+    return lambda record: (record[field] or 0) / 1e6
 
 
 COLUMNS = {
@@ -54,28 +55,27 @@ COLUMNS = {
     "times held": _times_held("peak_bytes_per_worker"),
     "peak resident": _megabytes("resident_bytes_per_worker"),
     "resident, times held": _times_held("resident_bytes_per_worker"),
-    "state donated": lambda one: "yes" if one["donated"] else "NO",
+    "state donated": lambda record: "yes" if record["donated"] else "NO",
 }
 
 
 def measure(workers: int, name: str, model: str) -> dict[str, Any]:
     """Returns a record; must be the first call in a process."""
     jax.config.update("jax_num_cpu_devices", os.cpu_count())
-    training = Training(make(name, STEPS), workers, model)
-    go, lanes = training.dispatch(STEPS), training.trainer.layout.lanes
+    training = Training(make_strategy(name, STEPS), workers, model)
+    go = training.dispatch(STEPS)
+    lanes = training.trainer.layout.lanes
     go()  # compiles, which takes memory of its own
-    state = training.state_bytes
-    params = (
-        sum(x.nbytes for x in jax.tree.leaves(training.state.replica.params)) // workers
-    )
-    data = sum(x.nbytes for x in jax.tree.leaves(training.data))
-    batch = data // training.work.examples * training.work.batch
-    held = state + params + batch
+    state_bytes = training.state_bytes
+    params_bytes = _count_bytes(training.state.replica.params) // workers
+    data_bytes = _count_bytes(training.data)
+    batch_bytes = data_bytes // training.work.examples * training.work.batch
+    necessary_bytes = state_bytes + params_bytes + batch_bytes
     program = analysis(training.trainer)
-    resident = witnessed(training, go)
-    peak = (
+    resident_bytes = measure_resident(training, go)
+    peak_bytes = (
         program.argument_size_in_bytes
-        - data
+        - data_bytes
         + program.output_size_in_bytes
         - program.alias_size_in_bytes
         + program.temp_size_in_bytes
@@ -87,14 +87,18 @@ def measure(workers: int, name: str, model: str) -> dict[str, Any]:
         "form": training.trainer.lane_form,
         "workers": workers,
         "lanes": lanes,
-        "state_bytes_per_worker": state,
-        "held_bytes_per_worker": held,
-        "peak_bytes_per_worker": peak // lanes,
+        "state_bytes_per_worker": state_bytes,
+        "held_bytes_per_worker": necessary_bytes,
+        "peak_bytes_per_worker": peak_bytes // lanes,
         "temp_bytes_per_worker": program.temp_size_in_bytes // lanes,
         "alias_bytes_per_worker": program.alias_size_in_bytes // lanes,
-        "donated": program.alias_size_in_bytes >= state * lanes,
-        "resident_bytes_per_worker": resident and resident // workers,
+        "donated": program.alias_size_in_bytes >= state_bytes * lanes,
+        "resident_bytes_per_worker": resident_bytes and resident_bytes // workers,
     }
+
+
+def _count_bytes(tree: Any) -> int:
+    return sum(x.nbytes for x in jax.tree.leaves(tree))
 
 
 def analysis(trainer: syncalgos.DataParallel) -> Any:
@@ -103,23 +107,23 @@ def analysis(trainer: syncalgos.DataParallel) -> Any:
     return trainer.run_program.memory_analysis()
 
 
-def witnessed(training: Training, go: Callable[[], None]) -> int | None:
+def measure_resident(training: Training, go: Callable[[], None]) -> int | None:
     """Returns the bytes that a run adds to the process's memory; None without Linux."""
     if not STATUS.exists():
         return None
     del training.state
     gc.collect()
-    before = status("VmRSS")
+    start_bytes = read_status("VmRSS")
     training.begin()
     CLEAR.write_text("5")  # the peak starts anew
     go()
-    return status("VmHWM") - before
+    return read_status("VmHWM") - start_bytes
 
 
-def status(name: str) -> int:
+def read_status(name: str) -> int:
     """Returns the bytes in a line such as `VmHWM:   123 kB`."""
     lines = STATUS.read_text().splitlines()
-    return 1024 * next(int(x.split()[1]) for x in lines if x.startswith(name))
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(name))
 
 
 def main() -> None:
@@ -133,7 +137,7 @@ def main() -> None:
     # Freed memory is returned to the system at once, so that peaks show used memory.
     os.environ["MALLOC_MMAP_THRESHOLD_"] = str(2**16)
     cases = itertools.product(flags.workers, flags.algos, flags.models)
-    print(table_of(COLUMNS, in_fresh_processes(measure, cases, flags.jobs)))
+    print(table_of_records(COLUMNS, in_fresh_processes(measure, cases, flags.jobs)))
 
 
 if __name__ == "__main__":

@@ -17,21 +17,23 @@ import inspect
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import optax
 
 import syncalgos
-from benchmarks.measure import in_turn, ratios, report, spread, table_of
-from benchmarks.work import LR, WORK, trainer_of
+from benchmarks.measure import in_turn, ratios, report, spread, table_of_records
+from benchmarks.work import LR, WORK, make_trainer
 from experiments.command.factories import ALGORITHM, passed_arguments
 
 ROUND = 16  # local steps
 LONGEST = 4096  # local steps in a dispatch
 ALL = ["local", *syncalgos.ALGORITHMS]
-FEW, MANY, WANTED = 8, 256, 1.35
+BASE_WORKERS = 8
+TARGET_WORKERS = 256
+TARGET_RATIO = 1.35
 
 COLUMNS = {
     "algorithm": "algorithm",
@@ -39,19 +41,21 @@ COLUMNS = {
     "steps a dispatch": "steps",
     "µs a worker-step": "microseconds_per_worker_step",
     "times those at few": "times",
-    "state, MB a worker": lambda one: one["state_bytes_per_worker"] / 1e6,
-    "temporary, MB a device": lambda one: (one["temp_bytes_per_device"] or 0) / 1e6,
-    f"at most {WANTED}": lambda one: _kept(one),
+    "state, MB a worker": lambda record: record["state_bytes_per_worker"] / 1e6,
+    "temporary, MB a device": lambda record: (
+        (record["temp_bytes_per_device"] or 0) / 1e6
+    ),
+    f"at most {TARGET_RATIO}": lambda record: _meets_target(record),
 }
 
 # Arguments where the defaults would not sync regularly in short runs.
-OWN: dict[str, dict[str, Any]] = {
+ARGUMENTS: dict[str, dict[str, Any]] = {
     "post_local_sgd": {"dense_steps": 1},
     "qsr": {"growth": LR},  # no round longer than the period
 }
 
 
-def make(name: str, period: int = ROUND) -> syncalgos.Strategy:
+def make_strategy(name: str, period: int = ROUND) -> syncalgos.Strategy:
     """Returns an algorithm of the registry; plain local steps for "local".
 
     Args:
@@ -67,7 +71,7 @@ def make(name: str, period: int = ROUND) -> syncalgos.Strategy:
         "seed": 0,
         "hosts": 1,
     }
-    settings = passed_arguments(ALGORITHM, factory, offered) | OWN.get(name, {})
+    settings = passed_arguments(ALGORITHM, factory, offered) | ARGUMENTS.get(name, {})
     parameters = inspect.signature(factory).parameters
     if "period" in parameters and parameters["period"].default != 1:
         settings["period"] = period
@@ -88,7 +92,7 @@ class Training:
 
     def __init__(self, strategy: syncalgos.Strategy, workers: int, model: str = "mlp"):
         self.work = WORK[model]()
-        self.trainer = trainer_of(self.work.loss, strategy, workers=workers)
+        self.trainer = make_trainer(self.work.loss, strategy, workers=workers)
         self.begin()
         self.data = self.trainer.place(self.work.data)
         self._rng = np.random.default_rng(0)
@@ -102,7 +106,7 @@ class Training:
         shape = (steps, self.trainer.workers * self.work.batch)
         rows = self._rng.integers(0, self.work.examples, shape, np.int32)
 
-        def go():
+        def go() -> None:
             self.state, metrics = self.trainer.run(self.state, rows, self.data)
             jax.block_until_ready((self.state, metrics))
 
@@ -115,42 +119,52 @@ class Training:
         return sum(x.nbytes for x in leaves) // self.trainer.workers
 
 
-def warmed(training: Training, seconds: float) -> tuple[int, Callable[[], None]]:
-    """Returns the steps in whole rounds of about `seconds`, and their dispatch."""
+class Dispatch(NamedTuple):
+    """A compiled dispatch: its local steps, and a function that takes them."""
+
+    steps: int
+    go: Callable[[], None]
+
+
+def warm_up(training: Training, seconds: float) -> Dispatch:
+    """Returns a dispatch of whole rounds that takes about `seconds`."""
     go = training.dispatch(ROUND)
 
-    def timed():
+    def time_round() -> float:
         start = time.perf_counter() - training.trainer.compile_seconds
         go()
         return time.perf_counter() - start - training.trainer.compile_seconds
 
-    if timed() > 2 * seconds:
-        return ROUND, go
-    rounds = max(1, round(seconds / timed()))  # the first call takes longer
+    if time_round() > 2 * seconds:
+        return Dispatch(ROUND, go)
+    rounds = max(1, round(seconds / time_round()))  # the first call takes longer
     steps = ROUND * min(rounds, LONGEST // ROUND)
-    go = training.dispatch(steps)
-    go()
-    return steps, go
+    longer_go = training.dispatch(steps)
+    longer_go()
+    return Dispatch(steps, longer_go)
 
 
 def measure(
     name: str, workers: Sequence[int], repeats: int, seconds: float
 ) -> list[dict[str, Any]]:
     """Returns a record for each number of workers, timed in turn."""
-    trainings = {n: Training(make(name), n) for n in workers}
-    ready = {n: warmed(one, seconds) for n, one in trainings.items()}
-    steps = {n: taken for n, (taken, _) in ready.items()}
-    found = in_turn({str(n): go for n, (_, go) in ready.items()}, repeats, warmups=0)
-    micros = {n: [1e6 * s / (steps[n] * n) for s in found[str(n)]] for n in trainings}
-    base = FEW if FEW in micros else min(micros)
+    trainings = {n: Training(make_strategy(name), n) for n in workers}
+    dispatches = {n: warm_up(training, seconds) for n, training in trainings.items()}
+    runs = {str(n): dispatch.go for n, dispatch in dispatches.items()}
+    dispatch_seconds = in_turn(runs, repeats, warmups=0)
+    micros = {}
+    for n, dispatch in dispatches.items():
+        worker_steps = dispatch.steps * n
+        micros[n] = [1e6 * s / worker_steps for s in dispatch_seconds[str(n)]]
+    base = BASE_WORKERS if BASE_WORKERS in micros else min(micros)
     return [
         {
             "benchmark": "scaling",
             "algorithm": name,
             "workers": n,
             "layout": training.trainer.layout.shape,
-            "steps": steps[n],
-            "dispatch_seconds": spread(found[str(n)]),
+            "steps": dispatches[n].steps,
+            "dispatch_seconds": spread(dispatch_seconds[str(n)]),
             "microseconds_per_worker_step": spread(micros[n]),
             "compared_with": base,
             "times": ratios(micros[base], micros[n]),
@@ -168,23 +182,25 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 8, 64, 256, 1024])
     parser.add_argument("--repeats", type=int, default=3, help="number of turns")
     parser.add_argument("--seconds", type=float, default=0.5, help="seconds a dispatch")
-    some = ["model_averaging", "bmuf", "sync_sgd"]
-    parser.add_argument("--algos", nargs="+", choices=ALL, default=some, metavar="NAME")
+    default = ["model_averaging", "bmuf", "sync_sgd"]
+    parser.add_argument(
+        "--algos", nargs="+", choices=ALL, default=default, metavar="NAME"
+    )
     flags = parser.parse_args()
     jax.config.update("jax_num_cpu_devices", os.cpu_count())
-    found = [
-        report(record)
-        for name in flags.algos
-        for record in measure(name, flags.workers, flags.repeats, flags.seconds)
-    ]
-    print(table_of(COLUMNS, found))
+    records = []
+    for name in flags.algos:
+        algorithm_records = measure(name, flags.workers, flags.repeats, flags.seconds)
+        records += map(report, algorithm_records)
+    print(table_of_records(COLUMNS, records))
 
 
-def _kept(record: Mapping[str, Any]) -> str:
+def _meets_target(record: Mapping[str, Any]) -> str:
     """Returns whether the target is met; "" if there is none."""
-    if record["compared_with"] != FEW or record["workers"] != MANY:
+    is_compared = record["compared_with"] == BASE_WORKERS
+    if not is_compared or record["workers"] != TARGET_WORKERS:
         return ""
-    return "yes" if record["times"][1] <= WANTED else "NO"
+    return "yes" if record["times"][1] <= TARGET_RATIO else "NO"
 
 
 if __name__ == "__main__":

@@ -31,15 +31,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.measure import report, table_of
-from benchmarks.network.link import FIRST, ROOT, Link
+from benchmarks.measure import report, table_of_records
+from benchmarks.network.link import FIRST_ADDRESS, ROOT, Link
 from experiments.command import stopping, terminal
 from experiments.tasks.classify import fields, labelled, perceptron
 from experiments.tasks.task import Data, Task
 from experiments.training import sends
 from syncalgos.network import cost, modelled_seconds, parse
 
-RATES, LATENCIES = (1000.0, 100.0, 10.0), (1.0, 20.0)  # Mbit/s; ms
+RATES = (1000.0, 100.0, 10.0)  # Mbit/s
+LATENCIES = (1.0, 20.0)  # ms
 PERIOD = 4
 
 
@@ -67,7 +68,7 @@ METHODS = {
     ),
 }
 PROGRAM = (sys.executable, "-m", "experiments.run")
-COMMON = "--task benchmarks.slow_link:wide --steps 1000000"
+COMMON = "--task benchmarks.slow_link:wide_mlp --steps 1000000"
 BATCH = 2  # of each worker
 ALONE = f"--workers 1 --batch-size {BATCH}"
 METRICS = {"all_reduce": (0.0, 1)}  # the additional send of a dispatch, which is a row
@@ -76,7 +77,7 @@ SECONDS = 1.0  # minimum seconds of training in them
 PATIENCE = 900  # seconds to wait for a row
 
 
-def wide(hidden: int = 640) -> Task:
+def wide_mlp(hidden: int = 640) -> Task:
     """Returns random images for an MLP of 795 params (3 kB) for each hidden unit."""
     return Task(
         **fields(perceptron(784, hidden, 10)),
@@ -91,46 +92,52 @@ def wide(hidden: int = 640) -> Task:
 def _load() -> Data:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(64, 784)).astype(np.float32)
-    both = {"x": x, "y": rng.integers(0, 10, 64, np.int32)}
-    return labelled(both, {name: rows[:4] for name, rows in both.items()})
+    training = {"x": x, "y": rng.integers(0, 10, 64, np.int32)}
+    return labelled(training, {name: rows[:4] for name, rows in training.items()})
 
 
 def measure(
     link: Link, name: str, links: Sequence[tuple[float, float]], hidden: int = 640
 ) -> Iterator[dict[str, Any]]:
     """Trains with a method; yields a record without a limit, then for each link."""
-    method, count, found = METHODS[name], link.hosts, []
+    method = METHODS[name]
+    hosts = link.hosts
     link.shape(None, 0.0)
     size = f"--hidden {hidden}"
-    with Runs(link, method, [f"{size} {ALONE}"] * count) as runs:
-        alone = runs.rows()
+    with Runs(link, method, [f"{size} {ALONE}"] * hosts) as runs:
+        alone_seconds = runs.rows()
         runs.end()
-    all_of_them = f"--workers {count} --batch-size {count * BATCH}"
-    joined = f"{all_of_them} --num-processes {count} --coordinator {FIRST}:5701"
-    own = [f"{size} {joined} --process-id {end}" for end in range(count)]
-    with Runs(link, method, own) as runs:
+    common = (
+        f"{size} --workers {hosts} --batch-size {hosts * BATCH} "
+        f"--num-processes {hosts} --coordinator {FIRST_ADDRESS}:5701"
+    )
+    host_flags = [f"{common} --process-id {host}" for host in range(hosts)]
+    records = []
+    with Runs(link, method, host_flags) as runs:
         for rate, latency in [(None, 0.0), *links]:
             link.shape(rate, latency / 1000)
-            found.append((rate, latency, runs.rows(), os.getloadavg()[0]))
+            records.append(
+                {
+                    "benchmark": "slow_link",
+                    "algorithm": name,
+                    "flags": method.flags,
+                    "hosts": hosts,
+                    "hidden": hidden,
+                    "rate": rate,
+                    "latency": latency,
+                    "steps": method.steps,
+                    "seconds": runs.rows(),
+                    "alone": alone_seconds,
+                    "load": round(os.getloadavg()[0], 2),
+                }
+            )
         summary = runs.end()
-    kinds = sends.from_json(summary["sends"])
+    run_sends = sends.from_json(summary["sends"])
     # The sends of one row: all rows are alike.
-    row = kinds._replace(steps=kinds.steps[: method.steps])
-    for rate, latency, seconds, load in found:
-        yield {
-            "benchmark": "slow_link",
-            "algorithm": name,
-            "flags": method.flags,
-            "hosts": count,
-            "hidden": hidden,
-            "rate": rate,
-            "latency": latency,
-            "steps": method.steps,
-            "seconds": seconds,
-            "alone": alone,
-            "sends": sends.to_json(row),
-            "load": round(load, 2),
-        }
+    row_sends = run_sends._replace(steps=run_sends.steps[: method.steps])
+    for record in records:
+        load = record.pop("load")
+        yield {**record, "sends": sends.to_json(row_sends), "load": load}
 
 
 class Runs:
@@ -143,11 +150,13 @@ class Runs:
     """
 
     def __init__(self, link: Link, method: Method, flags: Sequence[str]):
-        every = f"--eval-every {method.steps} --dispatch-steps {method.steps}"
-        same = f"{method.flags} {COMMON} {every}"
-        self._words = [
-            [*link.command(end), *PROGRAM, *f"{same} {own}".split()]
-            for end, own in enumerate(flags)
+        common_flags = (
+            f"{method.flags} {COMMON} "
+            f"--eval-every {method.steps} --dispatch-steps {method.steps}"
+        )
+        self._commands = [
+            [*link.command(host), *PROGRAM, *f"{common_flags} {host_flags}".split()]
+            for host, host_flags in enumerate(flags)
         ]
 
     def __enter__(self) -> "Runs":
@@ -155,19 +164,22 @@ class Runs:
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             self._out = Path(folder, "0")
             self._log = stack.enter_context(Path(folder, "log").open("w+"))
-            self._processes = [
-                self._started(stack, [*words, "--out", str(Path(folder, str(end)))])
-                for end, words in enumerate(self._words)
-            ]
+            self._processes = []
+            for host, command in enumerate(self._commands):
+                out = str(Path(folder, str(host)))
+                process = self._start_process(stack, [*command, "--out", out])
+                self._processes.append(process)
             self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *_) -> None:
         self._stack.close()
 
-    def _started(self, stack: ExitStack, words: Sequence[str]) -> subprocess.Popen:
+    def _start_process(
+        self, stack: ExitStack, command: Sequence[str]
+    ) -> subprocess.Popen:
         process = subprocess.Popen(
-            words,
+            command,
             cwd=ROOT,
             env={**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"},
             stdin=subprocess.DEVNULL,
@@ -181,22 +193,23 @@ class Runs:
 
     def rows(self) -> list[float]:
         """Waits for rows that began on the current link; returns their seconds."""
-        before, latest = len(self._clock()), time.monotonic() + PATIENCE
-        while time.monotonic() < latest:
+        earlier_rows = len(self._clock())
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
             if any(process.poll() is not None for process in self._processes):
                 break
             # The first row that ends on this link began on the previous one.
-            seconds = np.diff(self._clock()[before:])
+            seconds = np.diff(self._clock()[earlier_rows:])
             if len(seconds) >= REPEATS and seconds.sum() >= SECONDS:
                 return [round(float(x), 6) for x in seconds]
             time.sleep(0.05)
-        raise self._failed(f"no {REPEATS} rows in {PATIENCE} s")
+        raise self._exit_with_log(f"no {REPEATS} rows in {PATIENCE} s")
 
     def _clock(self) -> list[float]:
         """Returns the seconds of training at each row so far."""
         path = self._out / "metrics.jsonl"
-        whole = path.read_text().splitlines() if path.exists() else []
-        return [json.loads(line)["seconds"] for line in whole]
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [json.loads(line)["seconds"] for line in lines]
 
     def end(self) -> dict[str, Any]:
         """Stops the commands; returns the summary of the first."""
@@ -204,42 +217,49 @@ class Runs:
             process.send_signal(signal.SIGTERM)
         codes = [process.wait(PATIENCE) for process in self._processes]
         if {*codes} != {stopping.TERMINATED}:
-            raise self._failed(f"exit codes {codes}")
+            raise self._exit_with_log(f"exit codes {codes}")
         return json.loads((self._out / "summary.json").read_text())
 
-    def _failed(self, why: str) -> SystemExit:
+    def _exit_with_log(self, reason: str) -> SystemExit:
         self._log.seek(0)
-        return SystemExit(f"{why}:\n{self._log.read()}")
+        return SystemExit(f"{reason}:\n{self._log.read()}")
 
 
 def compared(records: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yields, for each record of a limited link, both times and their ratio."""
-    for one in records:
-        if one["rate"] is None:
+    for record in records:
+        if record["rate"] is None:
             continue
-        link = parse(f"{one['rate']}Mbit/s, {one['latency']}ms, gloo")
-        of_row, hosts = sends.from_json(one["sends"]), one["hosts"]
-        seconds = modelled_seconds(of_row, link, hosts, 0.0)[-1]
-        modelled = (seconds + cost(METRICS, link, hosts)) / one["steps"]
-        took = (median(one["seconds"]) - median(one["alone"])) / one["steps"]
-        yield {**one, "took": took, "ratio": took / modelled}
+        hosts = record["hosts"]
+        steps = record["steps"]
+        link = parse(f"{record['rate']}Mbit/s, {record['latency']}ms, gloo")
+        row_sends = sends.from_json(record["sends"])
+        row_seconds = modelled_seconds(row_sends, link, hosts, 0.0)[-1]
+        modelled = (row_seconds + cost(METRICS, link, hosts)) / steps
+        took = (median(record["seconds"]) - median(record["alone"])) / steps
+        yield {**record, "took": took, "ratio": took / modelled}
 
 
 def table(records: Sequence[Mapping[str, Any]]) -> str:
     """Returns ms per step and their ratio to the model, with a row per setting."""
     rows: dict[tuple[float, ...], dict[str, Any]] = {}
-    for one in compared(records):
-        place = one["hosts"], one["hidden"], -one["rate"], one["latency"]
-        size = terminal.size(4 * (795 * one["hidden"] + 10))
-        link = f"{one['rate']:g} Mbit/s, {one['latency']:g} ms"
-        head = {"workers": one["hosts"], "model": size, "link": link}
-        row = rows.setdefault(place, head | dict.fromkeys(METHODS, ""))
+    for record in compared(records):
+        hosts = record["hosts"]
+        hidden = record["hidden"]
+        position = (hosts, hidden, -record["rate"], record["latency"])
+        size = terminal.size(4 * (795 * hidden + 10))
+        link = f"{record['rate']:g} Mbit/s, {record['latency']:g} ms"
+        head = {"workers": hosts, "model": size, "link": link}
+        row = rows.setdefault(position, head | dict.fromkeys(METHODS, ""))
         # Three digits, without an exponent.
-        took = float(f"{1000 * one['took']:.3g}")
-        row[one["algorithm"]] = f"{took:,g} ({one['ratio']:.2f})"
-    columns = ["workers", "model", "link", *METHODS]
-    found = [rows[place] for place in sorted(rows)]
-    return table_of({x: x for x in columns if any(row[x] for row in found)}, found)
+        took = float(f"{1000 * record['took']:.3g}")
+        row[record["algorithm"]] = f"{took:,g} ({record['ratio']:.2f})"
+    sorted_rows = [rows[position] for position in sorted(rows)]
+    columns = {}
+    for column in ("workers", "model", "link", *METHODS):
+        if any(row[column] for row in sorted_rows):
+            columns[column] = column
+    return table_of_records(columns, sorted_rows)
 
 
 def numbers(text: str) -> list[float]:
@@ -273,11 +293,12 @@ def main() -> int:
                 print(f"skipped: {error}")
                 return 0
             for hidden, name in itertools.product(arguments.hidden, arguments.algos):
-                found = [*map(report, measure(link, name, links, hidden))]
-                records += found
+                new_records = [*map(report, measure(link, name, links, hidden))]
+                records += new_records
                 if arguments.out:
+                    lines = [json.dumps(record) + "\n" for record in new_records]
                     with arguments.out.open("a") as file:
-                        file.writelines(json.dumps(x) + "\n" for x in found)
+                        file.writelines(lines)
     print(f"\n{table(records)}")
     return 0
 

@@ -18,7 +18,7 @@ import argparse
 import math
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,16 +26,16 @@ import numpy as np
 from jax import lax
 
 import syncalgos
-from benchmarks.measure import in_turn, report, spread, table_of
-from benchmarks.scaling import Training, make
+from benchmarks.measure import in_turn, report, spread, table_of_records
+from benchmarks.scaling import Training, make_strategy
 
 DEVICES = syncalgos.WORKERS[0]
 CALLS = 64  # number of bare collectives in a dispatch
 COLUMNS = {
     "algorithm": "algorithm",
     "workers": "workers",
-    "syncs a step": lambda one: one["syncs"] / one["steps"],
-    "kB sent a sync": lambda one: sum(one["bytes_per_sync"].values()) / 1e3,
+    "syncs a step": lambda record: record["syncs"] / record["steps"],
+    "kB sent a sync": lambda record: sum(record["bytes_per_sync"].values()) / 1e3,
     "added, ms a sync": "added_milliseconds",
     "bare, ms": "bare_milliseconds",
     "added / bare": "ratio",
@@ -46,107 +46,138 @@ COLUMNS = {
 
 # Functions from the arrays that a device's lanes send, (lanes, length), to those that
 # the lanes receive.
-def _reduced(x: jax.Array) -> jax.Array:
+def _all_reduce(x: jax.Array) -> jax.Array:
     # XLA's own sum over the lanes takes up to 50 times as long on a CPU.
     mean = jnp.full(len(x), 1 / len(x)) @ x
     return jnp.broadcast_to(lax.pmean(mean, DEVICES), x.shape)
 
 
-def _gathered(x: jax.Array) -> jax.Array:
+def _all_gather(x: jax.Array) -> jax.Array:
     # The barrier keeps the compiler from sending only the part that is used.
-    others = lax.optimization_barrier(lax.all_gather(x, DEVICES))
-    return others[(lax.axis_index(DEVICES) + 1) % len(others)]
+    gathered = lax.optimization_barrier(lax.all_gather(x, DEVICES))
+    return gathered[(lax.axis_index(DEVICES) + 1) % len(gathered)]
 
 
-def _exchanged(x: jax.Array) -> jax.Array:
+def _all_to_all(x: jax.Array) -> jax.Array:
     lanes, length = x.shape
     by_device = x.reshape(lanes, lax.axis_size(DEVICES), lanes, -1)
     arrived = lax.all_to_all(by_device, DEVICES, 1, 1, tiled=True)
     return arrived.swapaxes(0, 2).reshape(lanes, length)
 
 
-def _permuted(x: jax.Array) -> jax.Array:
+def _permute(x: jax.Array) -> jax.Array:
     n = lax.axis_size(DEVICES)
     return lax.ppermute(x, DEVICES, [((i + 1) % n, i) for i in range(n)])
 
 
-# For each collective: the bytes that a worker of n sends per byte of its array, as in
-# the ledger, and a function that sends it.
-BARE: dict[str, tuple[Callable[[int], float], Callable[[jax.Array], jax.Array]]] = {
-    "all_reduce": (lambda n: 2 * (n - 1) / n, _reduced),
-    "all_gather": (lambda n: n - 1, _gathered),
-    "all_to_all": (lambda n: (n - 1) / n, _exchanged),
-    "permute": (lambda n: 1, _permuted),
+class Bare(NamedTuple):
+    """A bare collective.
+
+    Attributes:
+        relative_bytes: number of workers -> the bytes that each sends per byte of its
+            array, as in the ledger.
+        send: a function that sends the array.
+    """
+
+    relative_bytes: Callable[[int], float]
+    send: Callable[[jax.Array], jax.Array]
+
+
+BARE = {
+    "all_reduce": Bare(lambda n: 2 * (n - 1) / n, _all_reduce),
+    "all_gather": Bare(lambda n: n - 1, _all_gather),
+    "all_to_all": Bare(lambda n: (n - 1) / n, _all_to_all),
+    "permute": Bare(lambda n: 1, _permute),
 }
 
 
-def bare(sent: Mapping[str, float], training: Training) -> Callable[[], None]:
+def bare(sync_bytes: Mapping[str, float], training: Training) -> Callable[[], None]:
     """Returns go(), which sends this many bytes CALLS times and waits for the end.
 
     Args:
-        sent: bytes of a worker, by collective.
+        sync_bytes: bytes of a worker, by collective.
         training: the training whose workers send.
     """
-    layout, n = training.trainer.layout, training.trainer.workers
-    parts = {}
-    for name, size in sent.items():
-        length = math.ceil(size / BARE[name][0](n) / 4 / n) * n
-        parts[name] = np.ones((*layout.shape, length), np.float32)
+    layout = training.trainer.layout
+    workers = training.trainer.workers
+    arrays = {}
+    for name, size in sync_bytes.items():
+        array_bytes = size / BARE[name].relative_bytes(workers)
+        length = math.ceil(array_bytes / 4 / workers) * workers
+        arrays[name] = np.ones((*layout.shape, length), np.float32)
 
-    def on_device(parts):
-        def sync(parts, _):
-            return {name: BARE[name][1](x) for name, x in parts.items()}, None
+    def run_device(arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        def sync(
+            arrays: dict[str, jax.Array], _: None
+        ) -> tuple[dict[str, jax.Array], None]:
+            return {name: BARE[name].send(x) for name, x in arrays.items()}, None
 
-        return lax.scan(sync, parts, length=CALLS)[0]
+        return lax.scan(sync, arrays, length=CALLS)[0]
 
     run = jax.pmap(
-        on_device, axis_name=DEVICES, devices=layout.devices, donate_argnums=0
+        run_device, axis_name=DEVICES, devices=layout.devices, donate_argnums=0
     )
-    state = run(parts)
+    state = run(arrays)
 
-    def go():
+    def go() -> None:
         nonlocal state
         state = jax.block_until_ready(run(state))
 
     return go
 
 
-def per_sync(training: Training, first: int, last: int) -> tuple[int, dict[str, float]]:
-    """Returns the number of syncs in steps first … last - 1, and bytes of each."""
-    sent = training.trainer.communication(training.state, last)
+class Syncs(NamedTuple):
+    """The syncs of some local steps.
 
-    def since_first(cumulative):
-        return float(cumulative[-1] - cumulative[first - 1])
+    Attributes:
+        number: number of syncs.
+        mean_bytes: bytes that a worker sends in each, by collective.
+    """
 
-    syncs = int((np.diff(sent.calls_per_step[first - 1 :]) > 0).sum())
-    kinds = sent.by_collective.items()
-    return syncs, {name: since_first(one.per_step) / syncs for name, one in kinds}
+    number: int
+    mean_bytes: dict[str, float]
+
+
+def count_syncs(training: Training, start: int, stop: int) -> Syncs:
+    """Returns the syncs in steps start … stop - 1."""
+    ledger = training.trainer.communication(training.state, stop)
+    number = int((np.diff(ledger.calls_per_step[start - 1 :]) > 0).sum())
+    mean_bytes = {}
+    for name, collective in ledger.by_collective.items():
+        cumulative = collective.per_step
+        mean_bytes[name] = float(cumulative[-1] - cumulative[start - 1]) / number
+    return Syncs(number, mean_bytes)
 
 
 def measure(
     name: str, workers: int, steps: int, repeats: int, period: int
 ) -> dict[str, Any]:
     """Times an algorithm, local steps and the bare collective in turn."""
-    training, local = (Training(make(x, period), workers) for x in (name, "local"))
+    training = Training(make_strategy(name, period), workers)
+    local_training = Training(make_strategy("local", period), workers)
     # The first dispatch is not timed.
-    syncs, sent = per_sync(training, steps, steps * (1 + repeats))
-    syncs_a_dispatch = syncs / repeats
+    syncs = count_syncs(training, start=steps, stop=steps * (1 + repeats))
+    syncs_a_dispatch = syncs.number / repeats
     seconds = in_turn(
         {
             "algorithm": training.dispatch(steps),
-            "local": local.dispatch(steps),
-            "bare": bare(sent, training),
+            "local": local_training.dispatch(steps),
+            "bare": bare(syncs.mean_bytes, training),
         },
         repeats,
     )
 
-    def added(whole, plain):
-        return (whole - plain) / syncs_a_dispatch
+    def added_seconds(algorithm_seconds: float, local_seconds: float) -> float:
+        return (algorithm_seconds - local_seconds) / syncs_a_dispatch
 
-    turns = list(
-        zip(*(seconds[x] for x in ("algorithm", "local", "bare")), strict=True)
-    )
+    added = []
+    times_local = []
+    for algorithm, local in zip(seconds["algorithm"], seconds["local"], strict=True):
+        added.append(added_seconds(algorithm, local))
+        times_local.append(algorithm / local)
+    bare_calls = [dispatch_seconds / CALLS for dispatch_seconds in seconds["bare"]]
     least = {kind: min(times) for kind, times in seconds.items()}
+    least_added = added_seconds(least["algorithm"], least["local"])
     return {
         "benchmark": "sync_cost",
         "algorithm": name,
@@ -155,13 +186,14 @@ def measure(
         "period": period,
         "steps": steps,
         "syncs": syncs_a_dispatch,
-        "bytes_per_sync": {kind: round(size) for kind, size in sent.items()},
-        "added_milliseconds": spread([1e3 * added(a, b) for a, b, _ in turns]),
-        "bare_milliseconds": spread([1e3 * c / CALLS for c in seconds["bare"]]),
-        "ratio": spread([added(a, b) / (c / CALLS) for a, b, c in turns]),
-        "ratio_of_least": added(least["algorithm"], least["local"])
-        / (least["bare"] / CALLS),
-        "times_local": spread([a / b for a, b, _ in turns]),
+        "bytes_per_sync": {
+            kind: round(size) for kind, size in syncs.mean_bytes.items()
+        },
+        "added_milliseconds": spread([1e3 * x for x in added]),
+        "bare_milliseconds": spread([1e3 * x for x in bare_calls]),
+        "ratio": spread([x / y for x, y in zip(added, bare_calls, strict=True)]),
+        "ratio_of_least": least_added / (least["bare"] / CALLS),
+        "times_local": spread(times_local),
         "repeats": repeats,
     }
 
@@ -173,18 +205,20 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7, help="number of turns")
     parser.add_argument("--steps", type=int, default=64, help="steps per dispatch")
     parser.add_argument("--period", type=int, default=4, help="local steps per round")
-    own = [*syncalgos.ALGORITHMS]
-    parser.add_argument("--algos", nargs="+", choices=own, default=own, metavar="NAME")
+    algorithms = [*syncalgos.ALGORITHMS]
+    parser.add_argument(
+        "--algos", nargs="+", choices=algorithms, default=algorithms, metavar="NAME"
+    )
     flags = parser.parse_args()
     if min(flags.workers) < 2:
         parser.error("--workers must be at least 2: a single worker sends nothing")
     jax.config.update("jax_num_cpu_devices", os.cpu_count())
-    found = [
-        report(measure(name, workers, flags.steps, flags.repeats, flags.period))
-        for workers in flags.workers
-        for name in flags.algos
-    ]
-    print(table_of(COLUMNS, found))
+    records = []
+    for workers in flags.workers:
+        for name in flags.algos:
+            record = measure(name, workers, flags.steps, flags.repeats, flags.period)
+            records.append(report(record))
+    print(table_of_records(COLUMNS, records))
 
 
 if __name__ == "__main__":

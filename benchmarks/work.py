@@ -39,7 +39,7 @@ class Work(NamedTuple):
         return len(jax.tree.leaves(self.data)[0])
 
 
-def trainer_of(
+def make_trainer(
     loss: Callable[[PyTree, PyTree], jax.Array], strategy: Strategy, **options: Any
 ) -> DataParallel:
     """Makes a trainer by plain SGD, which knows that the losses here are means."""
@@ -48,8 +48,8 @@ def trainer_of(
     return DataParallel(loss, optax.sgd(LR), strategy, **options)
 
 
-def _of_logits(apply: Callable) -> Callable:
-    def loss(params, batch):
+def _mean_loss(apply: Callable) -> Callable:
+    def loss(params: PyTree, batch: PyTree) -> jax.Array:
         losses = optax.softmax_cross_entropy_with_integer_labels(
             apply(params, batch["x"]), batch["y"]
         )
@@ -58,10 +58,10 @@ def _of_logits(apply: Callable) -> Callable:
     return loss
 
 
-mlp_loss = _of_logits(mlp.apply)
+mlp_loss = _mean_loss(mlp.apply)
 
 
-def _data(*shape: int, classes: int = 10) -> PyTree:
+def _draw_data(*shape: int, classes: int = 10) -> PyTree:
     rng = np.random.default_rng(0)
     x = rng.normal(size=shape).astype(np.float32)
     return {"x": x, "y": rng.integers(0, classes, len(x), np.int32)}
@@ -69,24 +69,24 @@ def _data(*shape: int, classes: int = 10) -> PyTree:
 
 def _mlp() -> Work:
     params = mlp.init(jax.random.key(0), (784, 256, 256, 10))
-    return Work(mlp_loss, params, _data(8192, 784), 32, 64)
+    return Work(mlp_loss, params, _draw_data(8192, 784), 32, 64)
 
 
 def _lenet() -> Work:
     params = lenet.init(jax.random.key(0))
-    return Work(_of_logits(lenet.apply), params, _data(4096, 28, 28, 1), 8, 16)
+    return Work(_mean_loss(lenet.apply), params, _draw_data(4096, 28, 28, 1), 8, 16)
 
 
 def _lstm() -> Work:
     params = lstm.init(jax.random.key(0), 40, 128, 10)
-    loss = _of_logits(lambda params, x: lstm.apply(params, x).mean(1))
-    return Work(loss, params, _data(1024, 64, 40), 8, 16)
+    loss = _mean_loss(lambda params, x: lstm.apply(params, x).mean(1))
+    return Work(loss, params, _draw_data(1024, 64, 40), 8, 16)
 
 
 def _gpt(width: int, layers: int, heads: int, context: int, batch: int) -> Work:
     params = gpt.init(jax.random.key(0), 65, context, width, layers)
     text = np.random.default_rng(0).integers(0, 65, (1024, context + 1), np.int32)
-    loss = _of_logits(lambda params, x: gpt.apply(params, x, heads))
+    loss = _mean_loss(lambda params, x: gpt.apply(params, x, heads))
     return Work(loss, params, {"x": text[:, :-1], "y": text[:, 1:]}, batch, 16)
 
 

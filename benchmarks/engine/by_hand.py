@@ -13,24 +13,26 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from benchmarks.work import LR, Work
+from benchmarks.work import LR, PyTree, Work
 
 PERIOD = 16
 AXES = ("devices", "lanes")
 FORMS = ("vmap", "map")
 
 
-def _local_step(work: Work, data, params, row):
+def _local_step(
+    work: Work, data: PyTree, params: PyTree, row: jax.Array
+) -> tuple[PyTree, jax.Array]:
     batch = jax.tree.map(lambda x: x[row], data)
     value, grads = jax.value_and_grad(work.loss)(params, batch)
     return jax.tree.map(lambda p, g: p - LR * g, params, grads), value
 
 
-def _averaged(state, mean, workers):
+def _sync_model_averaging(state: PyTree, mean: PyTree, workers: int) -> PyTree:
     return {"params": mean}
 
 
-def _filtered(state, mean, workers):
+def _sync_bmuf(state: PyTree, mean: PyTree, workers: int) -> PyTree:
     """Returns the state after a block of classical BMUF."""
     velocity = jax.tree.map(
         lambda d, m, w: (1 - 1 / workers) * d + m - w,
@@ -42,16 +44,20 @@ def _filtered(state, mean, workers):
     return {"params": center, "center": center, "velocity": velocity}
 
 
-SYNCS = {"model_averaging": _averaged, "bmuf": _filtered}
+SYNCS = {"model_averaging": _sync_model_averaging, "bmuf": _sync_bmuf}
 
 
 def _under_vmap(work: Work, sync: Callable, workers: int) -> Callable:
     """Returns vmap over lanes of a scan over steps, with the sync inside a cond."""
 
-    def worker(state, rest):
-        step, data, rows = rest
+    def train_worker(
+        state: PyTree, inputs: tuple[jax.Array, PyTree, jax.Array]
+    ) -> tuple[PyTree, jax.Array]:
+        step, data, rows = inputs
 
-        def local_step(carry, row):
+        def local_step(
+            carry: tuple[PyTree, jax.Array], row: jax.Array
+        ) -> tuple[tuple[PyTree, jax.Array], jax.Array]:
             state, step = carry
             params, value = _local_step(work, data, state["params"], row)
             state = lax.cond(
@@ -66,45 +72,52 @@ def _under_vmap(work: Work, sync: Callable, workers: int) -> Callable:
         return state, lax.pmean(values, AXES)
 
     return jax.vmap(
-        worker, in_axes=(0, (None, None, 1)), axis_name="lanes", out_axes=(0, None)
+        train_worker,
+        in_axes=(0, (None, None, 1)),
+        axis_name="lanes",
+        out_axes=(0, None),
     )
 
 
-def _one_by_one(work: Work, sync: Callable, workers: int) -> Callable:
+def _map_lanes(work: Work, sync: Callable, workers: int) -> Callable:
     """Returns rounds without a branch: lax.map over lanes of a scan over steps.
 
     State that all lanes share is held once per device.
     """
 
-    def device(state, rest):
-        _, data, rows = rest  # rows: (steps, lanes, batch)
+    def train_device(
+        state: PyTree, inputs: tuple[jax.Array, PyTree, jax.Array]
+    ) -> tuple[PyTree, jax.Array]:
+        _, data, rows = inputs  # rows: (steps, lanes, batch)
         lanes = rows.shape[1]
         rounds = rows.reshape(-1, PERIOD, *rows.shape[1:]).swapaxes(1, 2)
-        state = {"params": state["params"], **_first(state)}
+        first_lane = jax.tree.map(lambda x: x[0], _shared_state(state))
+        state = {"params": state["params"], **first_lane}
 
-        def block(state, rows):
+        def train_block(state: PyTree, rows: jax.Array) -> tuple[PyTree, jax.Array]:
             params, values = lax.map(
-                lambda own: lax.scan(partial(_local_step, work, data), *own),
+                lambda lane: lax.scan(partial(_local_step, work, data), *lane),
                 (state["params"], rows),
             )
-            own = jax.tree.map(lambda x: x.mean(0), params)
-            state = sync(state, lax.pmean(own, "devices"), workers)
-            everywhere = jax.tree.map(
-                lambda x: jnp.broadcast_to(x, (lanes, *x.shape)), state["params"]
-            )
-            return {**state, "params": everywhere}, values.mean(0)
+            device_mean = jax.tree.map(lambda x: x.mean(0), params)
+            state = sync(state, lax.pmean(device_mean, "devices"), workers)
+            lane_params = _broadcast(state["params"], lanes)
+            return {**state, "params": lane_params}, values.mean(0)
 
-        state, values = lax.scan(block, state, rounds)
-        shared = {k: v for k, v in state.items() if k != "params"}
-        shared = jax.tree.map(lambda x: jnp.broadcast_to(x, (lanes, *x.shape)), shared)
+        state, values = lax.scan(train_block, state, rounds)
+        shared = _broadcast(_shared_state(state), lanes)
         return {**state, **shared}, lax.pmean(values.reshape(-1), "devices")
 
-    return device
+    return train_device
 
 
-def _first(state):
-    shared = {k: v for k, v in state.items() if k != "params"}
-    return jax.tree.map(lambda x: x[0], shared)
+def _shared_state(state: PyTree) -> PyTree:
+    """Returns what is identical in all lanes: the state without the params."""
+    return {name: x for name, x in state.items() if name != "params"}
+
+
+def _broadcast(tree: PyTree, lanes: int) -> PyTree:
+    return jax.tree.map(lambda x: jnp.broadcast_to(x, (lanes, *x.shape)), tree)
 
 
 def loop(
@@ -119,9 +132,9 @@ def loop(
         workers: number of workers.
         devices: number of devices, which must divide the workers.
     """
-    make = {"vmap": _under_vmap, "map": _one_by_one}[form]
+    make_program = {"vmap": _under_vmap, "map": _map_lanes}[form]
     run = jax.pmap(
-        make(work, SYNCS[algorithm], workers),
+        make_program(work, SYNCS[algorithm], workers),
         axis_name="devices",
         in_axes=(0, (None, None, 1)),
         out_axes=(0, None),
@@ -137,7 +150,7 @@ def loop(
         lambda x: np.broadcast_to(np.asarray(x), (devices, lanes, *x.shape)), state
     )
 
-    def go(step, data, rows):
+    def go(step: int, data: Any, rows: np.ndarray) -> np.ndarray:
         nonlocal state
         rows = rows.reshape(len(rows), devices, lanes, -1)
         state, losses = run(state, (np.int32(step), data, rows))
@@ -151,12 +164,12 @@ def whole_batch(work: Work) -> Callable[[int, Any, np.ndarray], np.ndarray]:
     """Returns go as `loop` does; each step is one gradient of the global batch."""
 
     @partial(jax.jit, donate_argnums=0)
-    def run(params, data, rows):
+    def run(params: PyTree, data: PyTree, rows: jax.Array) -> tuple[PyTree, jax.Array]:
         return lax.scan(partial(_local_step, work, data), params, rows)
 
     params = jax.tree.map(jnp.array, work.params)
 
-    def go(step, data, rows):
+    def go(step: int, data: Any, rows: np.ndarray) -> np.ndarray:
         nonlocal params
         params, losses = run(params, data, rows)
         jax.block_until_ready(params)

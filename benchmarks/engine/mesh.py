@@ -10,6 +10,7 @@ the first turn. `unsharded` is the engine with one device for each worker.
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -24,14 +25,15 @@ from benchmarks.engine.mesh_by_hand import FSDP, PERIOD
 from benchmarks.work import LR, WORK, Work
 
 DEVICES = 8
-ENGINE, UNSHARDED = "engine", "engine, unsharded"
+ENGINE = "engine"
+UNSHARDED = "engine, unsharded"
 COLUMNS = {
-    "workers × devices": lambda one: f"{one['workers']} × {one['devices']}",
+    "workers × devices": lambda record: f"{record['workers']} × {record['devices']}",
     "to the same form": "ratio_to_same",
     "to the best": "ratio_to_best",
     "which is": "best",
-    "worker-steps/s": lambda one: one["worker_steps_per_second"][ENGINE],
-    "unsharded": lambda one: one["worker_steps_per_second"][UNSHARDED],
+    "worker-steps/s": lambda record: record["worker_steps_per_second"][ENGINE],
+    "unsharded": lambda record: record["worker_steps_per_second"][UNSHARDED],
 }
 
 
@@ -50,9 +52,10 @@ def by_engine(
             shardings=None if devices is None else mesh_by_hand.shardings,
         ),
     )
-    state, data = trainer.init(work.params), trainer.place(work.data)
+    state = trainer.init(work.params)
+    data = trainer.place(work.data)
 
-    def go(rows):
+    def go(rows: np.ndarray) -> np.ndarray:
         nonlocal state
         state, metrics = trainer.run(state, rows, data)
         jax.block_until_ready(state)
@@ -63,28 +66,29 @@ def by_engine(
 
 def contest(workers: int, repeats: int, steps: int) -> dict[str, Any]:
     """Times all contestants in turn; returns a record."""
-    work, devices = WORK["gpt"](), DEVICES // workers
+    work = WORK["gpt"]()
+    devices = DEVICES // workers
     runs = {
         ENGINE: by_engine(work, workers, devices),
         UNSHARDED: by_engine(work, workers, None),
     }
     for form in mesh_by_hand.FORMS:
         runs[form] = mesh_by_hand.loop(work, form, workers, devices)
-    rng, losses = np.random.default_rng(0), {}
+    rng = np.random.default_rng(0)
     rows = rng.integers(0, work.examples, (steps, workers * work.batch), np.int32)
+    losses: dict[str, np.ndarray] = {}
 
-    def timed(name):
-        def run():
-            losses.setdefault(name, runs[name](rows))
+    def run(name: str) -> None:
+        losses.setdefault(name, runs[name](rows))
 
-        return run
-
-    seconds = measure.in_turn({name: timed(name) for name in runs}, repeats)
-    for name, found in losses.items():
-        np.testing.assert_allclose(found, losses[ENGINE], 1e-3, err_msg=name)
-    same, *_ = by_hand = [*mesh_by_hand.FORMS]
-    best = min(by_hand, key=lambda name: median(seconds[name]))
-    rates = {name: measure.rates(x, steps * workers) for name, x in seconds.items()}
+    seconds = measure.in_turn({name: partial(run, name) for name in runs}, repeats)
+    for name, run_losses in losses.items():
+        np.testing.assert_allclose(run_losses, losses[ENGINE], 1e-3, err_msg=name)
+    engine_form, *_ = forms = [*mesh_by_hand.FORMS]
+    best_form = min(forms, key=lambda name: median(seconds[name]))
+    rates = {
+        name: measure.rates(times, steps * workers) for name, times in seconds.items()
+    }
     return {
         "benchmark": "mesh",
         "model": "gpt",
@@ -93,10 +97,10 @@ def contest(workers: int, repeats: int, steps: int) -> dict[str, Any]:
         "devices": devices,
         "steps": steps,
         "repeats": repeats,
-        "best": best,
+        "best": best_form,
         "worker_steps_per_second": rates,
-        "ratio_to_same": measure.ratios(seconds[ENGINE], seconds[same]),
-        "ratio_to_best": measure.ratios(seconds[ENGINE], seconds[best]),
+        "ratio_to_same": measure.ratios(seconds[ENGINE], seconds[engine_form]),
+        "ratio_to_best": measure.ratios(seconds[ENGINE], seconds[best_form]),
     }
 
 
@@ -110,10 +114,11 @@ def main() -> None:
     )
     flags = parser.parse_args()
     jax.config.update("jax_num_cpu_devices", DEVICES)
-    found = [
-        measure.report(contest(n, flags.repeats, flags.steps)) for n in flags.workers
+    records = [
+        measure.report(contest(workers, flags.repeats, flags.steps))
+        for workers in flags.workers
     ]
-    print(measure.table_of(COLUMNS, found))
+    print(measure.table_of_records(COLUMNS, records))
 
 
 if __name__ == "__main__":

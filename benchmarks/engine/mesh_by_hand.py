@@ -17,56 +17,64 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from benchmarks.work import LR, PyTree, Work
 
 PERIOD = 16
-WORKERS, FSDP = "workers", "fsdp"
+WORKERS = "workers"
+FSDP = "fsdp"
+Put = Callable[[jax.Array, PartitionSpec], jax.Array]
 
 
 def shardings(path: str, shape: tuple[int, ...]) -> PartitionSpec:
     """Cuts the longest side of each of the GPT's matrices; vectors are whole."""
-    first = int(path.startswith("blocks/"))  # past the axis that counts layers
-    if len(shape) - first < 2:
+    layer_axes = int(path.startswith("blocks/"))  # past the axis that counts layers
+    if len(shape) - layer_axes < 2:
         return PartitionSpec()
-    longest = max(range(first, len(shape)), key=shape.__getitem__)
+    longest = max(range(layer_axes, len(shape)), key=shape.__getitem__)
     return PartitionSpec(*[None] * longest, FSDP)
 
 
-def _specs(params: PyTree) -> PyTree:
-    def spec(path, x):
+def _param_specs(params: PyTree) -> PyTree:
+    def spec(path: Any, x: jax.Array) -> PartitionSpec:
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         return shardings(name, x.shape)
 
     return jax.tree_util.tree_map_with_path(spec, params)
 
 
-def _local_step(work: Work, put: Callable, specs: PyTree, data, params, row):
+def _local_step(
+    work: Work, put: Put, specs: PyTree, data: PyTree, params: PyTree, row: jax.Array
+) -> tuple[PyTree, jax.Array]:
     batch = jax.tree.map(lambda x: put(x[row], PartitionSpec(FSDP)), data)
     value, grads = jax.value_and_grad(work.loss)(params, batch)
     grads = jax.tree.map(put, grads, specs)
-    stepped = jax.tree.map(lambda p, g: p - LR * g, params, grads)
-    return jax.tree.map(put, stepped, specs), value
+    new_params = jax.tree.map(lambda p, g: p - LR * g, params, grads)
+    return jax.tree.map(put, new_params, specs), value
 
 
 def _under_shard_map(work: Work, mesh: Mesh, specs: PyTree) -> Callable:
     """Maps only the axis of workers; the compiler shards over the other axis."""
     put = lax.with_sharding_constraint
 
-    def worker(params, data, rows):  # params: (1, ...), rows: (rounds, steps, 1, batch)
+    # params: (1, ...), rows: (rounds, steps, 1, batch)
+    def train_worker(
+        params: PyTree, data: PyTree, rows: jax.Array
+    ) -> tuple[PyTree, jax.Array]:
         local_step = partial(_local_step, work, put, specs, data)
 
-        def block(params, rows):
+        def train_block(params: PyTree, rows: jax.Array) -> tuple[PyTree, jax.Array]:
             params, values = lax.scan(local_step, params, rows)
             return jax.tree.map(put, lax.pmean(params, WORKERS), specs), values
 
-        first = jax.tree.map(lambda x: x[0], params)
-        params, values = lax.scan(block, first, rows[:, :, 0])
-        params = jax.tree.map(lambda x: x[None], params)
+        worker_params = jax.tree.map(lambda x: x[0], params)
+        worker_params, values = lax.scan(train_block, worker_params, rows[:, :, 0])
+        params = jax.tree.map(lambda x: x[None], worker_params)
         return params, lax.pmean(values.reshape(-1), WORKERS)
 
-    own, same = PartitionSpec(WORKERS), PartitionSpec()
+    by_worker = PartitionSpec(WORKERS)
+    replicated = PartitionSpec()
     return jax.shard_map(
-        worker,
+        train_worker,
         mesh=mesh,
-        in_specs=(own, same, PartitionSpec(None, None, WORKERS)),
-        out_specs=(own, same),
+        in_specs=(by_worker, replicated, PartitionSpec(None, None, WORKERS)),
+        out_specs=(by_worker, replicated),
         axis_names={WORKERS},
         check_vma=False,
     )
@@ -75,22 +83,23 @@ def _under_shard_map(work: Work, mesh: Mesh, specs: PyTree) -> Callable:
 def _under_vmap(work: Work, mesh: Mesh, specs: PyTree) -> Callable:
     """Leaves both axes to the compiler."""
 
-    def put(x, spec):
+    def put(x: jax.Array, spec: PartitionSpec) -> jax.Array:
         return lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
 
-    def run(params, data, rows):  # rows: (rounds, steps, workers, batch)
+    def average(x: jax.Array, spec: PartitionSpec) -> jax.Array:
+        means = jnp.broadcast_to(x.mean(0), x.shape)
+        return put(means, PartitionSpec(WORKERS, *spec))
+
+    # rows: (rounds, steps, workers, batch)
+    def run(params: PyTree, data: PyTree, rows: jax.Array) -> tuple[PyTree, jax.Array]:
         local_step = partial(_local_step, work, put, specs, data)
-        of_all = jax.vmap(local_step, spmd_axis_name=WORKERS)
+        all_workers_step = jax.vmap(local_step, spmd_axis_name=WORKERS)
 
-        def averaged(x, spec):
-            everywhere = jnp.broadcast_to(x.mean(0), x.shape)
-            return put(everywhere, PartitionSpec(WORKERS, *spec))
+        def train_block(params: PyTree, rows: jax.Array) -> tuple[PyTree, jax.Array]:
+            params, values = lax.scan(all_workers_step, params, rows)
+            return jax.tree.map(average, params, specs), values
 
-        def block(params, rows):
-            params, values = lax.scan(of_all, params, rows)
-            return jax.tree.map(averaged, params, specs), values
-
-        params, values = lax.scan(block, params, rows)
+        params, values = lax.scan(train_block, params, rows)
         return params, values.reshape(-1, values.shape[-1]).mean(1)
 
     return run
@@ -115,28 +124,30 @@ def loop(
     """
     grid = np.array(jax.devices()[: workers * devices]).reshape(workers, devices)
     mesh = Mesh(grid, (WORKERS, FSDP))
-    specs = _specs(work.params)
-    own = jax.tree.map(
+    specs = _param_specs(work.params)
+    param_shardings = jax.tree.map(
         lambda spec: NamedSharding(mesh, PartitionSpec(WORKERS, *spec)), specs
     )
-    same = NamedSharding(mesh, PartitionSpec())
+    replicated = NamedSharding(mesh, PartitionSpec())
     run = jax.jit(
-        FORMS[form](work, mesh, specs), out_shardings=(own, same), donate_argnums=0
+        FORMS[form](work, mesh, specs),
+        out_shardings=(param_shardings, replicated),
+        donate_argnums=0,
     )
-    data = jax.device_put(work.data, same)
-    of_rows = NamedSharding(mesh, PartitionSpec(None, None, WORKERS, FSDP))
+    data = jax.device_put(work.data, replicated)
+    row_sharding = NamedSharding(mesh, PartitionSpec(None, None, WORKERS, FSDP))
 
-    def begin(x: Any, sharding: NamedSharding) -> jax.Array:
+    def place(x: Any, sharding: NamedSharding) -> jax.Array:
         return jax.device_put(np.broadcast_to(x, (workers, *x.shape)), sharding)
 
-    params = jax.tree.map(begin, work.params, own)
+    params = jax.tree.map(place, work.params, param_shardings)
 
-    def go(rows):
+    def go(rows: np.ndarray) -> np.ndarray:
         nonlocal params
         rows = rows.reshape(-1, PERIOD, workers, rows.shape[1] // workers)
         # The model adds sharding hints if it finds a mesh.
         with jax.set_mesh(mesh):
-            params, losses = run(params, data, jax.device_put(rows, of_rows))
+            params, losses = run(params, data, jax.device_put(rows, row_sharding))
         jax.block_until_ready(params)
         return np.asarray(losses)
 

@@ -25,12 +25,15 @@ import optax
 
 import syncalgos
 from benchmarks.engine.mesh_by_hand import FSDP, PyTree, shardings
-from benchmarks.measure import in_fresh_processes, table_of
+from benchmarks.measure import in_fresh_processes, table_of_records
 from benchmarks.memory import analysis
 from experiments.training.sends import device_bytes
 from models import gpt
 
-WORKERS, BATCH, TIME, STEPS = 2, 4, 32, 2
+WORKERS = 2
+BATCH = 4  # sequences of each worker
+TIME = 32  # tokens
+STEPS = 2  # local steps in a dispatch
 
 
 class Size(NamedTuple):
@@ -49,7 +52,7 @@ SIZES = {
 
 
 def _millions(*names: str) -> Callable[[Mapping[str, Any]], float]:
-    return lambda one: sum(one[name] for name in names) / 1e6
+    return lambda record: sum(record[name] for name in names) / 1e6
 
 
 COLUMNS = {
@@ -70,18 +73,19 @@ def measure(size: str, devices: int) -> dict[str, Any]:
     """Returns a record; must be the first call in a process."""
     jax.config.update("jax_num_cpu_devices", WORKERS * devices)
     params = gpt.init(jax.random.key(0), *_arguments(SIZES[size]))
-    numbers = sum(x.size for x in jax.tree.leaves(params))
-    local = _trained(params, syncalgos.Strategy(), size, devices)
-    found = _trained(params, syncalgos.diloco(period=1), size, devices)
+    param_count = sum(x.size for x in jax.tree.leaves(params))
+    local_figures = _measure_strategy(params, syncalgos.Strategy(), size, devices)
+    diloco = syncalgos.diloco(period=1)
+    diloco_figures = _measure_strategy(params, diloco, size, devices)
     return {
         "benchmark": "mesh_memory",
         "size": size,
-        "params": numbers,
+        "params": param_count,
         "workers": WORKERS,
         "devices": devices,
-        **found,
-        "local_peak_bytes": local["peak_bytes"],
-        "local_temp_bytes": local["temp_bytes"],
+        **diloco_figures,
+        "local_peak_bytes": local_figures["peak_bytes"],
+        "local_temp_bytes": local_figures["temp_bytes"],
         "resident_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
     }
 
@@ -90,17 +94,16 @@ def _arguments(size: Size) -> tuple[int, int, int, int]:
     return size.vocabulary, TIME, size.width, size.layers
 
 
-def _trained(
+def _measure_strategy(
     params: PyTree, strategy: syncalgos.Strategy, size: str, devices: int
 ) -> dict[str, Any]:
     """Returns a device's bytes and the seconds of a step, for a strategy."""
     vocabulary, width, _ = SIZES[size]
 
-    def loss(params, text):
+    def loss(params: PyTree, text: jax.Array) -> jax.Array:
         logits = gpt.apply(params, text[:, :-1], width // 64)
-        return optax.softmax_cross_entropy_with_integer_labels(
-            logits, text[:, 1:]
-        ).mean()
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, text[:, 1:])
+        return losses.mean()
 
     trainer = syncalgos.DataParallel(
         loss,
@@ -111,18 +114,18 @@ def _trained(
         placement=syncalgos.Placement(mesh={FSDP: devices}, shardings=shardings),
     )
     state = trainer.init(params)
-    bytes_of = {f"{part}_bytes": x for part, x in device_bytes(state).items()}
-    shape = STEPS, WORKERS * BATCH, TIME + 1
+    state_bytes = {f"{part}_bytes": size for part, size in device_bytes(state).items()}
+    shape = (STEPS, WORKERS * BATCH, TIME + 1)
     text = np.random.default_rng(0).integers(vocabulary, size=shape, dtype=np.int32)
     state, _ = jax.block_until_ready(trainer.run(state, text))
-    begin = time.perf_counter()
+    start = time.perf_counter()
     state, metrics = jax.block_until_ready(trainer.run(state, text))
-    seconds = (time.perf_counter() - begin) / STEPS
+    seconds = (time.perf_counter() - start) / STEPS
     program = analysis(trainer)
     results = program.output_size_in_bytes - program.alias_size_in_bytes
     peak = program.argument_size_in_bytes + results + program.temp_size_in_bytes
     return {
-        **bytes_of,
+        **state_bytes,
         "temp_bytes": program.temp_size_in_bytes,
         "peak_bytes": peak,
         "step_seconds": float(f"{seconds:.4g}"),
@@ -139,7 +142,7 @@ def main() -> None:
     )
     flags = parser.parse_args()
     cases = itertools.product(flags.sizes, flags.devices)
-    print(table_of(COLUMNS, in_fresh_processes(measure, cases, jobs=1)))
+    print(table_of_records(COLUMNS, in_fresh_processes(measure, cases, jobs=1)))
 
 
 if __name__ == "__main__":

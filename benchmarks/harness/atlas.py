@@ -14,7 +14,7 @@ from experiments.study.results import Curve, Report, Row
 from experiments.study.sentences import kind_of
 from experiments.study.statistics import Measure
 
-FIRST = "sync_sgd"  # other algorithms' bytes are relative to its bytes
+REFERENCE = "sync_sgd"  # other algorithms' bytes are relative to its bytes
 CLOCK = "model_averaging"  # all have the time of its whole run
 LINKS = {"10gbe": "10 GbE", "two-data-centres": "two data centres", "dsl": "DSL"}
 KINDS = {"worse": "a loss", "better": "a gain", "few": ""}
@@ -22,13 +22,15 @@ KINDS = {"worse": "a loss", "better": "a gain", "few": ""}
 MARGINS = {"test_accuracy": -0.005, "test_loss": -0.02}
 
 
-def verdict(row: Row, by: Measure) -> str:
+def verdict(row: Row, measure: Measure) -> str:
     """Returns "no loss", "a loss", "a gain" or "not resolved", as the preset says."""
-    found, kind = row.comparison.difference, kind_of(row.comparison.difference, by)
-    if found is None or kind in KINDS:
+    difference = row.comparison.difference
+    kind = kind_of(difference, measure)
+    if difference is None or kind in KINDS:
         return KINDS.get(kind, "")
-    low = min(by.side * (x or 0.0) for x in (found.low, found.high))
-    return "no loss" if low > MARGINS[by.key] else "not resolved"
+    ends = (difference.low or 0.0, difference.high or 0.0)
+    worse_end = min(measure.side * end for end in ends)
+    return "no loss" if worse_end > MARGINS[measure.key] else "not resolved"
 
 
 def read(folder: Path) -> Mapping[str, Mapping[str, str]]:
@@ -37,83 +39,124 @@ def read(folder: Path) -> Mapping[str, Mapping[str, str]]:
         return {line["algorithm"]: line for line in csv.DictReader(file)}
 
 
-def best(report: Report) -> list[str]:
+def best_table(report: Report) -> list[str]:
     """Returns a Markdown table of all rows, the best first.
 
     Figures are in % and points, or in nats as they are. A star marks a value at an end
     of those that were tried.
     """
-    by, first = report.measure, next(x for x in report.rows if x.label == FIRST)
+    measure = report.measure
+    reference = next(row for row in report.rows if row.label == REFERENCE)
     edges = {(x.label, x.flag) for x in report.tuning if x.at_edge}
 
     def cells(row: Row) -> list[str]:
-        assert row.measure and row.bytes_per_worker and first.bytes_per_worker
+        assert row.measure and row.bytes_per_worker and reference.bytes_per_worker
         values = {}
         for flag, value in row.tuned.items():
             is_at_edge = (row.label, flag) in edges
             values[flag] = f"{value:g} \\*" if is_at_edge else f"{value:g}"
         rate = values.pop("lr")
-        own = [f"{flag.replace('-', ' ')} {x}" for flag, x in values.items()]
-        sent = f"{row.bytes_per_worker / first.bytes_per_worker:.2g}"
-        known = () if row is first else row.comparison.difference or ()
-        shown = [_shown(x or 0.0, by) for x in known[:3]]
-        difference = "{} [{}, {}]".format(*shown) if shown else ""
-        end = _with_deviation(*row.measure[:2], by)
-        return [sent, end, difference, rate, ", ".join(own), verdict(row, by)]
+        hyperparams = [f"{flag.replace('-', ' ')} {x}" for flag, x in values.items()]
+        relative_bytes = f"{row.bytes_per_worker / reference.bytes_per_worker:.2g}"
+        difference = ""
+        if row is not reference and row.comparison.difference:
+            numbers = row.comparison.difference[:3]
+            difference = "{} [{}, {}]".format(
+                *[_format_value(x or 0.0, measure) for x in numbers]
+            )
+        final = _format_with_deviation(*row.measure[:2], measure)
+        return [
+            relative_bytes,
+            final,
+            difference,
+            rate,
+            ", ".join(hyperparams),
+            verdict(row, measure),
+        ]
 
-    heads = "algorithm", "bytes", by.name.removeprefix("test "), "difference"
-    rows = [[f"`{row.label}`", *cells(row)] for row in _in_order(report)]
-    return _table([*heads, "rate", "its own hyperparameter", "verdict"], rows)
+    heads = [
+        "algorithm",
+        "bytes",
+        measure.name.removeprefix("test "),
+        "difference",
+        "rate",
+        "its own hyperparameter",
+        "verdict",
+    ]
+    rows = [[f"`{row.label}`", *cells(row)] for row in _sort_rows(report)]
+    return _table(heads, rows)
 
 
-def _shown(x: float, by: Measure) -> str:
-    return f"{by.scale * x:z.{1 if by.scale == 100 else 3}f}"
+def _format_value(x: float, measure: Measure) -> str:
+    decimals = 1 if measure.scale == 100 else 3
+    return f"{measure.scale * x:z.{decimals}f}"
 
 
-def _with_deviation(mean: float, deviation: float | None, by: Measure) -> str:
-    return f"{_shown(mean, by)} ± {_shown(deviation or 0.0, by)}"
+def _format_with_deviation(
+    mean: float, deviation: float | None, measure: Measure
+) -> str:
+    return (
+        f"{_format_value(mean, measure)} ± {_format_value(deviation or 0.0, measure)}"
+    )
 
 
-def after(report: Report, links: Sequence[str] = tuple(LINKS)) -> list[str]:
+def equal_time_table(report: Report, links: Sequence[str] = tuple(LINKS)) -> list[str]:
     """Returns a Markdown table of the measure after an equal time on each link.
 
     It is that of the last evaluation by then. The time is that of the whole run of
     `CLOCK` on the link.
     """
-    curves = {x.label: x for x in report.curves}
-    most = {link: curves[CLOCK].seconds[link][-1] for link in links}
+    curves = {curve.label: curve for curve in report.curves}
+    limits = {link: curves[CLOCK].seconds[link][-1] for link in links}
     rows = []
-    for row in _in_order(report):
-        ends = [_by(curves[row.label], x, most[x], report.measure) for x in links]
-        rows.append([f"`{row.label}`", *ends])
-    return _table(["algorithm", *[f"{LINKS[x]}, {most[x]:.2g} s" for x in links]], rows)
+    for row in _sort_rows(report):
+        cells = [f"`{row.label}`"]
+        for link in links:
+            curve = curves[row.label]
+            cells.append(_value_at_time(curve, link, limits[link], report.measure))
+        rows.append(cells)
+    heads = [f"{LINKS[link]}, {limits[link]:.2g} s" for link in links]
+    return _table(["algorithm", *heads], rows)
 
 
-def _by(curve: Curve, link: str, seconds: float, by: Measure) -> str:
+def _value_at_time(curve: Curve, link: str, seconds: float, measure: Measure) -> str:
     """Returns the measure of a curve's last evaluation by a time; "" before any."""
-    at = int(np.searchsorted(curve.seconds[link], seconds * (1 + 1e-9), "right")) - 1
-    if at < 0:
+    clock = curve.seconds[link]
+    position = int(np.searchsorted(clock, seconds * (1 + 1e-9), "right")) - 1
+    if position < 0:
         return ""
-    shown = _shown(curve.bands[by.key].mean[at], by)
-    return shown if at == len(curve.steps) - 1 else f"{shown} ({curve.steps[at]:,})"
+    value = _format_value(curve.bands[measure.key].mean[position], measure)
+    if position == len(curve.steps) - 1:
+        return value
+    return f"{value} ({curve.steps[position]:,})"
 
 
-def _in_order(report: Report) -> list[Row]:
+def _sort_rows(report: Report) -> list[Row]:
     """Returns the rows that have a result, the best first."""
-    kept = [(-report.measure.side * x.measure[0], x) for x in report.rows if x.measure]
-    return [row for _, row in sorted(kept, key=lambda pair: pair[0])]
+
+    def loss(row: Row) -> float:
+        assert row.measure
+        return -report.measure.side * row.measure[0]
+
+    return sorted([row for row in report.rows if row.measure], key=loss)
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Returns the lines of a Markdown table; columns of single numbers are at right."""
-    under = ["--:" if head in ("bytes", "rate") else "---" for head in heads]
-    return [" ".join(f"| {' | '.join(x)} |".split()) for x in (heads, under, *rows)]
+    alignments = ["--:" if head in ("bytes", "rate") else "---" for head in heads]
+    lines = []
+    for cells in (heads, alignments, *rows):
+        line = f"| {' | '.join(cells)} |"
+        lines.append(" ".join(line.split()))
+    return lines
 
 
-def written(page: Path, mark: str, table: Sequence[str]) -> bool:
+def write_table(page: Path, mark: str, table: Sequence[str]) -> bool:
     """Writes a table between "<!-- MARK -->" and "<!-- end -->" of a page, if there."""
-    head, found, rest = page.read_text("utf-8").partition(f"<!-- {mark} -->\n\n")
-    if found:
-        tail = rest[rest.index("\n\n<!-- end -->") :]
-        page.write_text(head + found + "\n".join(table) + tail, "utf-8")
-    return bool(found)
+    comment = f"<!-- {mark} -->\n\n"
+    head, separator, old_text = page.read_text("utf-8").partition(comment)
+    if not separator:
+        return False
+    tail = old_text[old_text.index("\n\n<!-- end -->") :]
+    page.write_text(head + separator + "\n".join(table) + tail, "utf-8")
+    return True

@@ -20,27 +20,33 @@ from experiments.study.runs import Lines
 def compact(lines: Lines, keys: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Yields a line for each run, with the fields that identify the run."""
 
-    def names(line: Any) -> dict[str, Any]:
-        return dict(itertools.takewhile(lambda x: x[0] != "step", line.items()))
+    def run_fields(line: Any) -> dict[str, Any]:
+        return dict(itertools.takewhile(lambda item: item[0] != "step", line.items()))
 
-    for name, group in itertools.groupby(lines, names):
-        own = list(group)
-        yield name | {k: [rounded(x[k]) for x in own] for k in keys}
+    for fields, group in itertools.groupby(lines, run_fields):
+        run_lines = list(group)
+        curves = {}
+        for key in keys:
+            curves[key] = [round_float(line[key]) for line in run_lines]
+        yield fields | curves
 
 
-def rounded(value: Any) -> Any:
+def round_float(value: Any) -> Any:
     """Returns a float with seven digits; other values do not change."""
     return float(f"{value:.7g}") if isinstance(value, float) else value
 
 
 def evaluations(path: Path) -> list[dict[str, Any]]:
     """Reads curves.jsonl, and returns a line for each evaluation."""
-    runs = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-    return [
-        {k: x[i] if isinstance(x, list) else x for k, x in run.items()}
-        for run in runs
-        for i in range(len(run["step"]))
-    ]
+    lines = []
+    for text in path.read_text("utf-8").splitlines():
+        run = json.loads(text)
+        for i in range(len(run["step"])):
+            line = {}
+            for key, value in run.items():
+                line[key] = value[i] if isinstance(value, list) else value
+            lines.append(line)
+    return lines
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 
-from benchmarks.harness.atlas import FIRST, read
+from benchmarks.harness.atlas import REFERENCE, read
 from experiments import files
 from experiments.study import figures
 from experiments.study.figures import LIGHT, Line, Plot
@@ -36,12 +36,14 @@ def plot(points: Mapping[str, tuple[float, float]]) -> Plot:
     best = figures.front(points)
     x, y = np.array([points[name] for name in best]).T
 
-    def others(axes: Axes) -> None:
+    def draw_points(axes: Axes) -> None:
         for name, point in points.items():
             colour = LIGHT["series-0" if name in best else "muted"]
             axes.plot(*point, "o", color=colour, alpha=0.5)
-            if at := NAMES.get(name):
-                axes.annotate(name, point, at, textcoords="offset points", color=colour)
+            if name in NAMES:
+                axes.annotate(
+                    name, point, NAMES[name], textcoords="offset points", color=colour
+                )
 
     return Plot(
         "accuracy-by-bytes",
@@ -54,18 +56,21 @@ def plot(points: Mapping[str, tuple[float, float]]) -> Plot:
         x_limits=(0.009, 3),
         ticks={"1 %": 0.01, "3 %": 0.03, "10 %": 0.1, "30 %": 0.3, "100 %": 1.0},
         legend=(),
-        more=others,
+        more=draw_points,
     )
 
 
 def write(folder: Path) -> Path:
     """Writes the figure of a study beside its records, and returns its path."""
     lines = read(folder)
-    sent = {name: float(x["bytes_per_worker"]) for name, x in lines.items()}
-    ends = {name: 100 * float(x["test_accuracy_mean"]) for name, x in lines.items()}
-    found = plot({name: (sent[name] / sent[FIRST], ends[name]) for name in lines})
-    path = folder / f"{found.name}.svg"
+    reference_bytes = float(lines[REFERENCE]["bytes_per_worker"])
+    points = {}
+    for name, line in lines.items():
+        share = float(line["bytes_per_worker"]) / reference_bytes
+        points[name] = (share, 100 * float(line["test_accuracy_mean"]))
+    figure = plot(points)
+    path = folder / f"{figure.name}.svg"
     with figures.style():
         look = {"best": {"color": LIGHT["series-0"], "marker": "o"}}
-        files.write(path, figures.svg(found, figures.draw(found, look)))
+        files.write(path, figures.svg(figure, figures.draw(figure, look)))
     return path

@@ -11,6 +11,7 @@ Student's.
 
 import argparse
 import math
+from typing import NamedTuple
 
 import numpy as np
 from scipy.stats import norm, t
@@ -32,27 +33,33 @@ DISTRIBUTIONS = {
 }
 
 
-def student(samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+class Intervals(NamedTuple):
+    """The lower and upper ends of intervals, (draws,) each."""
+
+    low: np.ndarray
+    high: np.ndarray
+
+
+def student(samples: np.ndarray) -> Intervals:
     """Returns the ends of Student's interval of each row, (draws, pairs)."""
     pairs = samples.shape[1]
     half = t.ppf(0.975, pairs - 1) * samples.std(axis=1, ddof=1) / math.sqrt(pairs)
-    return samples.mean(axis=1) - half, samples.mean(axis=1) + half
+    return Intervals(samples.mean(axis=1) - half, samples.mean(axis=1) + half)
 
 
-def widened(
-    samples: np.ndarray, rng: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray]:
+def widened_bootstrap(samples: np.ndarray, rng: np.random.Generator) -> Intervals:
     """Returns the ends of the widened bootstrap interval of each row."""
     pairs = samples.shape[1]
     tail = norm.cdf(-math.sqrt(pairs / (pairs - 1)) * t.ppf(0.975, pairs - 1))
-    low, high = [], []
+    low = []
+    high = []
     for rows in np.array_split(samples, max(1, len(samples) // CHUNK)):
         picks = rng.integers(pairs, size=(len(rows), RESAMPLES, pairs))
-        chosen = np.take_along_axis(rows[:, None], picks, axis=2)
-        ends = np.quantile(chosen.mean(axis=2), [tail, 1 - tail], axis=1)
+        resamples = np.take_along_axis(rows[:, None], picks, axis=2)
+        ends = np.quantile(resamples.mean(axis=2), [tail, 1 - tail], axis=1)
         low.append(ends[0])
         high.append(ends[1])
-    return np.concatenate(low), np.concatenate(high)
+    return Intervals(np.concatenate(low), np.concatenate(high))
 
 
 def main() -> None:
@@ -62,15 +69,15 @@ def main() -> None:
     draws = parser.parse_args().draws
     print("| differences | pairs | Student | bootstrap | its width by Student's |")
     print("|---|---|---|---|---|")
-    for name, drawn in DISTRIBUTIONS.items():
+    for name, draw_samples in DISTRIBUTIONS.items():
         for pairs in PAIRS:
             rng = np.random.default_rng(pairs)
-            samples = drawn(rng, (draws, pairs))
-            found = [student(samples), widened(samples, rng)]
-            held = [np.mean((low <= 0) & (high >= 0)) for low, high in found]
-            widths = [np.median(high - low) for low, high in found]
+            samples = draw_samples(rng, (draws, pairs))
+            intervals = [student(samples), widened_bootstrap(samples, rng)]
+            shares = [100 * np.mean((x.low <= 0) & (x.high >= 0)) for x in intervals]
+            widths = [np.median(x.high - x.low) for x in intervals]
             print(
-                f"| {name} | {pairs} | {100 * held[0]:.1f} % | {100 * held[1]:.1f} % | "
+                f"| {name} | {pairs} | {shares[0]:.1f} % | {shares[1]:.1f} % | "
                 f"{widths[1] / widths[0]:.2f} |"
             )
     error = 100 * math.sqrt(0.95 * 0.05 / draws)

@@ -54,19 +54,19 @@ def hashes(folder: Path) -> dict[str, str]:
 
 def measure(repeats: int, jobs: int) -> dict[str, list[float]]:
     """Returns the seconds of the study by kind, turn by turn."""
-    ways: dict[str, list[str]] = {"serial": [], f"{jobs} jobs": ["--jobs", str(jobs)]}
+    flags: dict[str, list[str]] = {"serial": [], f"{jobs} jobs": ["--jobs", str(jobs)]}
     seconds: dict[str, list[float]] = {}
     for turn in range(repeats):
         with tempfile.TemporaryDirectory() as root:
-            found = {}
-            for name in sorted(ways, reverse=bool(turn % 2)):
+            study_hashes = []
+            for name in sorted(flags, reverse=bool(turn % 2)):
                 for kind in ("cold", "warm"):
                     out = Path(root, f"{name} {kind}")
-                    taken = study(out, Path(root, f"cache {name}"), ways[name])
-                    seconds.setdefault(f"{name}, {kind}", []).append(taken)
-                    found[out.name] = hashes(out)
-            first, *others = found.values()
-            if any(other != first for other in others):
+                    cache = Path(root, f"cache {name}")
+                    study_seconds = study(out, cache, flags[name])
+                    seconds.setdefault(f"{name}, {kind}", []).append(study_seconds)
+                    study_hashes.append(hashes(out))
+            if any(other != study_hashes[0] for other in study_hashes):
                 raise RuntimeError("the studies have different params")
     return seconds
 
@@ -76,15 +76,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=2)
-    given = parser.parse_args()
-    seconds = measure(given.repeats, given.jobs)
-    for name, found in seconds.items():
-        report({"benchmark": "jobs", "kind": name, "seconds": spread(found)})
+    arguments = parser.parse_args()
+    jobs = arguments.jobs
+    seconds = measure(arguments.repeats, jobs)
+    for name, turns in seconds.items():
+        report({"benchmark": "jobs", "kind": name, "seconds": spread(turns)})
     for kind in ("cold", "warm"):
-        faster = ratios(
-            seconds[f"{given.jobs} jobs, {kind}"], seconds[f"serial, {kind}"]
-        )
-        report({"benchmark": "jobs", "kind": kind, "jobs": given.jobs, "times": faster})
+        speedup = ratios(seconds[f"{jobs} jobs, {kind}"], seconds[f"serial, {kind}"])
+        report({"benchmark": "jobs", "kind": kind, "jobs": jobs, "times": speedup})
 
 
 if __name__ == "__main__":

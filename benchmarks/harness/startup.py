@@ -9,6 +9,7 @@ data is missing is left out.
 """
 
 import argparse
+import math
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks.measure import report, spread, table
 
@@ -30,18 +32,29 @@ KINDS = ("off", "cold", "second")
 
 def environment(folder: Path, cached: bool) -> dict[str, str]:
     """Returns the user's environment, with a compilation cache in a folder or none."""
-    own = {"JAX_COMPILATION_CACHE_DIR": str(folder)}
-    own |= {"JAX_ENABLE_COMPILATION_CACHE": str(cached).lower()}
-    return {**os.environ, **own}
+    return {
+        **os.environ,
+        "JAX_COMPILATION_CACHE_DIR": str(folder),
+        "JAX_ENABLE_COMPILATION_CACHE": str(cached).lower(),
+    }
 
 
-def timed(arguments: Sequence[str], environ: dict[str, str]) -> tuple[float, float]:
-    """Runs Python; returns seconds to the first "step" line on stderr, and to the end.
+class Seconds(NamedTuple):
+    """The seconds of a command to its first "step" line on stderr, and to its end."""
+
+    first_line: float  # nan without such a line
+    end: float
+
+
+def time_command(arguments: Sequence[str], environ: dict[str, str]) -> Seconds:
+    """Runs Python, and times it.
 
     Raises:
         RuntimeError: the command failed; the message is its last lines.
     """
-    start, said = time.perf_counter(), []
+    lines = []
+    first_line = float("nan")
+    start = time.perf_counter()
     with subprocess.Popen(
         [sys.executable, *arguments],
         env=environ,
@@ -51,28 +64,31 @@ def timed(arguments: Sequence[str], environ: dict[str, str]) -> tuple[float, flo
     ) as process:
         assert process.stderr is not None
         for line in process.stderr:
-            said.append((time.perf_counter() - start, line))
+            if line.startswith("step ") and math.isnan(first_line):
+                first_line = time.perf_counter() - start
+            lines.append(line)
     end = time.perf_counter() - start
     if process.returncode:
-        raise RuntimeError("".join(line for _, line in said[-3:]))
-    steps = (seconds for seconds, line in said if line.startswith("step "))
-    return next(steps, float("nan")), end
+        raise RuntimeError("".join(lines[-3:]))
+    return Seconds(first_line, end)
 
 
-def run(task: str, steps: int, first: int, out: Path) -> list[str]:
-    """Returns the arguments of a run that is evaluated every `first` steps."""
-    words = f"--algo bmuf --task {task} --steps {steps} --eval-every {first}"
-    return [*PROGRAM, *words.split(), "--out", str(out), "--overwrite"]
+def run_arguments(task: str, steps: int, eval_every: int, out: Path) -> list[str]:
+    """Returns the arguments of a run that is evaluated every `eval_every` steps."""
+    flags = f"--algo bmuf --task {task} --steps {steps} --eval-every {eval_every}"
+    return [*PROGRAM, *flags.split(), "--out", str(out), "--overwrite"]
 
 
-def turn(task: str, steps: int, first: int) -> dict[str, tuple[float, float]]:
+def time_turn(task: str, steps: int, eval_every: int) -> dict[str, Seconds]:
     """Returns the seconds of one turn of a task, by kind of cache."""
+    seconds = {}
     with tempfile.TemporaryDirectory() as name:
-        folder, found = Path(name), {}
-        arguments = run(task, steps, first, folder / "out")
+        folder = Path(name)
+        arguments = run_arguments(task, steps, eval_every, folder / "out")
         for kind in KINDS:
-            found[kind] = timed(arguments, environment(folder / "cache", kind != "off"))
-    return found
+            environ = environment(folder / "cache", cached=kind != "off")
+            seconds[kind] = time_command(arguments, environ)
+    return seconds
 
 
 def main() -> None:
@@ -84,30 +100,36 @@ def main() -> None:
     parser.add_argument("--tasks", default="digits,fashion_mnist")
     parser.add_argument("--steps", type=int, default=64, help="local steps of a run")
     parser.add_argument("--first", type=int, default=16, help="steps per evaluation")
-    s = parser.parse_args()
+    flags = parser.parse_args()
     rows = []
 
-    def add(name, kind, ends, firsts=None):
-        to_end, to_first = spread(ends), None if firsts is None else spread(firsts)
-        report({"command": name, "cache": kind, "end": to_end, "first": to_first})
-        rows.append([name, kind, to_first or "", to_end])
+    def add_row(
+        name: str, kind: str, ends: list[float], first_lines: list[float] | None = None
+    ) -> None:
+        end_spread = spread(ends)
+        first_spread = None if first_lines is None else spread(first_lines)
+        report(
+            {"command": name, "cache": kind, "end": end_spread, "first": first_spread}
+        )
+        rows.append([name, kind, first_spread or "", end_spread])
 
-    own = {**os.environ}
-    bare = [
-        {name: timed(arguments, own)[1] for name, arguments in BARE.items()}
-        for _ in range(s.repeats)
-    ]
-    for name in BARE:
-        add(name, "", [one[name] for one in bare])
-    for task in s.tasks.split(","):
+    bare_seconds: dict[str, list[float]] = {name: [] for name in BARE}
+    for _ in range(flags.repeats):
+        for name, arguments in BARE.items():
+            bare_seconds[name].append(time_command(arguments, {**os.environ}).end)
+    for name, ends in bare_seconds.items():
+        add_row(name, "", ends)
+    for task in flags.tasks.split(","):
         try:
-            turns = [turn(task, s.steps, s.first) for _ in range(s.repeats)]
+            turns = [
+                time_turn(task, flags.steps, flags.first) for _ in range(flags.repeats)
+            ]
         except RuntimeError as error:
             report({"command": task, "left_out": str(error)})
             continue
         for kind in KINDS:
-            firsts, ends = zip(*(found[kind] for found in turns), strict=True)
-            add(task, kind, ends, firsts)
+            first_lines = [turn[kind].first_line for turn in turns]
+            add_row(task, kind, [turn[kind].end for turn in turns], first_lines)
     print(table(["command", "cache", "to the first line, s", "to the end, s"], rows))
 
 

@@ -35,7 +35,7 @@ from experiments.study.statistics import measure
 from experiments.study.study import SAME
 
 FOLDER = Path("docs/studies")
-JOINED = "atlas-mnist1d", "atlas-spoken-digits", "atlas-gpt"
+JOINED = ("atlas-mnist1d", "atlas-spoken-digits", "atlas-gpt")
 # The flags of studies without a preset.
 FLAGS = {
     "fashion-mnist": "--algos 'sync_sgd, model_averaging, bmuf, bmuf --nesterov, "
@@ -43,168 +43,216 @@ FLAGS = {
     "--steps 1440 --eval-every 240 --tune lr=0.000125:0.032:log:9"
 }
 # Columns of a table that cannot be computed from the records.
-KEPT = "seconds", "steps_to_target", "syncs", "command"
+UNCOMPUTED_COLUMNS = ("seconds", "steps_to_target", "syncs", "command")
 
 
-def runs_of(config: StudyConfig, lines: Lines, measured: Lines) -> Iterator[RunSet]:
+def read_run_sets(
+    config: StudyConfig, final_lines: Lines, curve_lines: Lines
+) -> Iterator[RunSet]:
     """Yields the runs of a study that its records have."""
     for number, variant in enumerate(config.variants, 1):
-        own = [line for line in lines if line["label"] == variant.label]
+        variant_lines = [x for x in final_lines if x["label"] == variant.label]
         for point, common in config.points[variant.label].items():
             seeds = range(config.seeds)
-            made = RunSet(variant, number, point, common, config.folder, seeds)
-            trials = [trial(config, made, x) for x in _tried(made, own)]
-            done = _ended(made, own, reported=True)
-            yield made._replace(
-                trials=[
-                    x._replace(summaries=_ended(x, own, reported=False)) for x in trials
-                ],
+            run_set = RunSet(variant, number, point, common, config.folder, seeds)
+            trials = []
+            for values in _tried_values(run_set, variant_lines):
+                tried = trial(config, run_set, values)
+                summaries = _final_lines(tried, variant_lines, reported=False)
+                trials.append(tried._replace(summaries=summaries))
+            summaries = _final_lines(run_set, variant_lines, reported=True)
+            yield run_set._replace(
+                trials=trials,
                 config={"settings": {"steps": common.steps, "sync_until": 0}},
-                summaries=done,
-                lines={seed: _measured(made, measured, seed) for seed in done},
+                summaries=summaries,
+                lines={
+                    seed: _curve_lines(run_set, curve_lines, seed) for seed in summaries
+                },
             )
 
 
-def _tried(made: RunSet, lines: Lines) -> list[dict[str, str]]:
+def _tried_values(run_set: RunSet, lines: Lines) -> list[dict[str, str]]:
     """Returns the values that were tried, in the order of the records."""
-    flags = [x.flag for x in made.variant.tuned]
-    swept = _swept(made).items()
-    own = (x for x in lines if not x["reported"] and swept <= x.items())
-    found = dict.fromkeys(tuple(str(line[flag]) for flag in flags) for line in own)
-    return [dict(zip(flags, values, strict=True)) for values in found]
+    flags = [tuned.flag for tuned in run_set.variant.tuned]
+    sweep = _sweep_value(run_set).items()
+    values: list[dict[str, str]] = []
+    for line in lines:
+        if line["reported"] or not sweep <= line.items():
+            continue
+        line_values = {flag: str(line[flag]) for flag in flags}
+        if line_values not in values:
+            values.append(line_values)
+    return values
 
 
-def _ended(made: RunSet, lines: Lines, reported: bool) -> dict[int, dict[str, Any]]:
+def _final_lines(
+    run_set: RunSet, lines: Lines, reported: bool
+) -> dict[int, dict[str, Any]]:
     """Returns the final lines of a run set, by seed."""
-    wanted = {k: literal(x) for k, x in made.values.items()} | _swept(made)
-    own = {"syncs": None, "workers": made.common.workers}
-    return {
-        line["seed"]: {"sends": None, **line, **own}
-        for line in lines
-        if line["reported"] == reported and wanted.items() <= line.items()
-    }
+    fields = {flag: literal(value) for flag, value in run_set.values.items()}
+    fields |= _sweep_value(run_set)
+    summaries = {}
+    for line in lines:
+        if line["reported"] == reported and fields.items() <= line.items():
+            summaries[line["seed"]] = {
+                "sends": None,
+                **line,
+                "syncs": None,
+                "workers": run_set.common.workers,
+            }
+    return summaries
 
 
-def _measured(made: RunSet, lines: Lines, seed: int) -> Lines:
+def _curve_lines(run_set: RunSet, lines: Lines, seed: int) -> Lines:
     """Returns the lines of a run, without the fields that identify it."""
-    names = {"label": made.variant.label, "algo": made.variant.algo, "seed": seed}
-    names |= _swept(made)
-    own = [line for line in lines if names.items() <= line.items()]
-    return [{k: x for k, x in line.items() if k not in names} for line in own]
+    variant = run_set.variant
+    names = {"label": variant.label, "algo": variant.algo, "seed": seed}
+    names |= _sweep_value(run_set)
+    run_lines = []
+    for line in lines:
+        if names.items() <= line.items():
+            run_lines.append({key: line[key] for key in line if key not in names})
+    return run_lines
 
 
-def _swept(made: RunSet) -> dict[str, Any]:
+def _sweep_value(run_set: RunSet) -> dict[str, Any]:
     """Returns the value of the sweep by its flag; {} without a sweep."""
-    flag, _, value = made.point.partition("=")
+    flag, _, value = run_set.point.partition("=")
     return {flag: literal(value)} if flag else {}
 
 
-def report_of(config: StudyConfig, lines: Lines, measured: Lines) -> Report:
+def make_report(config: StudyConfig, final_lines: Lines, curve_lines: Lines) -> Report:
     """Returns the report of a study, except for parts that its records lack."""
-    runs = [made for made in runs_of(config, lines, measured) if made.summaries]
-    by = measure(config.measure, [s for r in runs for s in r.summaries.values()])
-    scores = [one for made in runs for one in tuning_of(made, by)]
-    rows = [row_of(made._replace(values=_chosen(made)), by, scores) for made in runs]
-    is_given = config.baseline is not None
-    rows, sentences = against_baseline(rows, config.compared_to, by, True, is_given)
+    run_sets = [
+        run_set
+        for run_set in read_run_sets(config, final_lines, curve_lines)
+        if run_set.summaries
+    ]
+    summaries = []
+    for run_set in run_sets:
+        summaries += run_set.summaries.values()
+    study_measure = measure(config.measure, summaries)
+    scores = []
+    for run_set in run_sets:
+        scores += tuning_of(run_set, study_measure)
+    rows = []
+    for run_set in run_sets:
+        reported = run_set._replace(values=_reported_values(run_set))
+        rows.append(row_of(reported, study_measure, scores))
+    has_baseline = config.baseline is not None
+    rows, sentences = against_baseline(
+        rows, config.compared_to, study_measure, True, has_baseline
+    )
     return Report(
-        title=titled([x.label for x in config.variants], config.task),
+        title=titled([variant.label for variant in config.variants], config.task),
         sentences=sentences,
-        measure=by,
+        measure=study_measure,
         baseline=config.compared_to,
         rows=rows,
-        curves=[_curve(config, made) for made in runs],
+        curves=[_curve(config, run_set) for run_set in run_sets],
         sweep=config.swept.flag if config.swept else "",
         tuning=scores,
     )
 
 
-def _chosen(made: RunSet) -> dict[str, str]:
+def _reported_values(run_set: RunSet) -> dict[str, str]:
     """Returns the tuned values of the reported runs."""
-    return {x.flag: str(made.any[x.flag]) for x in made.variant.tuned}
+    flags = [tuned.flag for tuned in run_set.variant.tuned]
+    return {flag: str(run_set.any[flag]) for flag in flags}
 
 
-def _curve(config: StudyConfig, made: RunSet) -> Curve:
+def _curve(config: StudyConfig, run_set: RunSet) -> Curve:
     """Returns the curve of a run set; an empty one if there is no record of it."""
-    if any(made.lines.values()):
-        return curve_of(made, config.step_time or 0.0, config.networks, config.fused)
-    return Curve(made.variant.label, made.point, [], {}, None, {})
+    if any(run_set.lines.values()):
+        return curve_of(run_set, config.step_time or 0.0, config.networks, config.fused)
+    return Curve(run_set.variant.label, run_set.point, [], {}, None, {})
 
 
-def table(report: Report, old: Sequence[Mapping[str, str]]) -> str:
+def table(report: Report, old_rows: Sequence[Mapping[str, str]]) -> str:
     """Returns a table with a report's figures; other columns keep their old values."""
-    new = {(row.label, row.point): page.csv_row(report, row) for row in report.rows}
+    new_rows = {
+        (row.label, row.point): page.csv_row(report, row) for row in report.rows
+    }
     with io.StringIO(newline="") as file:
-        writer = csv.DictWriter(file, [*old[0]], lineterminator="\n")
+        writer = csv.DictWriter(file, [*old_rows[0]], lineterminator="\n")
         writer.writeheader()
-        for line in old:
-            value = line.get(report.sweep) if report.sweep else None
+        for old_row in old_rows:
+            value = old_row.get(report.sweep) if report.sweep else None
             point = f"{report.sweep}={value}" if value else ""
-            found = new[line["algorithm"], point]
-            known = {k: page.no_formula(found.get(k)) for k in line}
-            left = {k: x for k, x in line.items() if k.startswith(KEPT)}
-            writer.writerow({**known, **left})
+            new_row = new_rows[old_row["algorithm"], point]
+            cells = {}
+            for column, old_value in old_row.items():
+                if column.startswith(UNCOMPUTED_COLUMNS):
+                    cells[column] = old_value
+                else:
+                    cells[column] = page.no_formula(new_row.get(column))
+            writer.writerow(cells)
         return file.getvalue()
 
 
-def again(folder: Path) -> list[Path]:
+def rewrite(folder: Path) -> list[Path]:
     """Writes the tables and figures of a study again; returns their files."""
     written: list[Path] = []
     for record in sorted(folder.glob("finals*.jsonl")):
         suffix = record.stem.removeprefix("finals")
-        names = folder.name + suffix, folder.name
-        name = next((x for x in names if x in presets.NAMES), "")
-        config = configs.read(shlex.split(FLAGS.get(folder.name, f"--preset {name}")))
-        measured = folder / "curves.jsonl"
-        curves = evaluations(measured) if measured.exists() else []
-        report = report_of(config, _lines_of(record), curves)
+        names = (folder.name + suffix, folder.name)
+        preset = next((name for name in names if name in presets.NAMES), "")
+        flags = FLAGS.get(folder.name, f"--preset {preset}")
+        config = configs.read(shlex.split(flags))
+        curve_path = folder / "curves.jsonl"
+        curve_lines = evaluations(curve_path) if curve_path.exists() else []
+        report = make_report(config, _read_finals(record), curve_lines)
         if folder.name in JOINED:
-            written += _in_page(folder, report)
+            written += _rewrite_page(folder, report)
         path = folder / f"table{suffix}.csv"
         if path.exists():
-            old = list(csv.DictReader(io.StringIO(path.read_text("utf-8"), newline="")))
-            files.write(path, table(report, old))
+            text = io.StringIO(path.read_text("utf-8"), newline="")
+            files.write(path, table(report, list(csv.DictReader(text))))
             written.append(path)
-        written += _drawn_again(report, folder, suffix)
+        written += _redraw_figures(report, folder, suffix)
     return written
 
 
-def _lines_of(path: Path) -> Lines:
+def _read_finals(path: Path) -> Lines:
     """Returns the lines of a record, with what they leave out as in the line before."""
-    found: Lines = []
-    for line in path.read_text("utf-8").splitlines():
-        before = {k: x for k, x in found[-1].items() if k in SAME} if found else {}
-        found.append(before | json.loads(line))
-    return found
+    lines: Lines = []
+    repeated_fields: dict[str, Any] = {}
+    for text in path.read_text("utf-8").splitlines():
+        line = repeated_fields | json.loads(text)
+        lines.append(line)
+        repeated_fields = {key: line[key] for key in line if key in SAME}
+    return lines
 
 
-def _in_page(folder: Path, report: Report) -> list[Path]:
+def _rewrite_page(folder: Path, report: Report) -> list[Path]:
     """Writes a study's table between the atlas's mark for it, and its equal times.
 
     Returns:
         The files with a table.
     """
     page = folder.with_name("atlas.md")
-    if not atlas.written(page, folder.name, atlas.best(report)):
+    if not atlas.write_table(page, folder.name, atlas.best_table(report)):
         return []
     if not all(curve.seconds for curve in report.curves):
         return [page]
     equal_time = folder / "equal-time.txt"
-    files.write(equal_time, "\n".join(atlas.after(report)) + "\n")
+    files.write(equal_time, "\n".join(atlas.equal_time_table(report)) + "\n")
     return [page, equal_time]
 
 
-def _drawn_again(report: Report, folder: Path, suffix: str) -> list[Path]:
+def _redraw_figures(report: Report, folder: Path, suffix: str) -> list[Path]:
     """Writes the existing figures of a study again; returns their files."""
     from experiments.study import figures
 
     look = styles({row.label: row.algo for row in report.rows})
-    each = {folder / f"{x.name}{suffix}.svg": x for x in figures.plots(report)}
-    there = {path: plot for path, plot in each.items() if path.exists()}
+    written = []
     with figures.style():
-        for path, plot in there.items():
-            files.write(path, figures.svg(plot, figures.draw(plot, look)))
-    return [*there]
+        for plot in figures.plots(report):
+            path = folder / f"{plot.name}{suffix}.svg"
+            if path.exists():
+                files.write(path, figures.svg(plot, figures.draw(plot, look)))
+                written.append(path)
+    return written
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -214,8 +262,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("folders", type=Path, nargs="*")
     folders = parser.parse_args(argv).folders
-    made = [x for folder in folders or sorted(FOLDER.iterdir()) for x in again(folder)]
-    for path in dict.fromkeys(made):  # a page has tables of several studies
+    written = []
+    for folder in folders or sorted(FOLDER.iterdir()):
+        written += rewrite(folder)
+    for path in dict.fromkeys(written):  # a page has tables of several studies
         print(path)
     if not folders:
         print(headline.write(FOLDER / JOINED[0]))

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from ipaddress import ip_address
 from pathlib import Path
 
-FIRST = "10.77.0.1"  # the address of the first host, unseen from outside
+FIRST_ADDRESS = "10.77.0.1"  # the address of the first host, unseen from outside
 INTERFACE = "wire"  # the interface of each host, in its namespace
 # Mbit/s. "No limit" needs a shaper, too: replacing none by one drops waiting frames,
 # and TCP's window then grows by only a segment per round trip.
@@ -43,7 +43,7 @@ class Link:
         with ExitStack() as undo:  # undoes everything if a step fails
             undo.callback(self._remove)
             self._make()
-            self._carrier = undo.enter_context(self._carried())
+            self._carrier = undo.enter_context(self._start_road())
             self.shape(None, 0.0)
             self._undo = undo.pop_all()
         return self
@@ -55,7 +55,7 @@ class Link:
         for name in (*self._hosts, self._road):
             _system(f"ip netns add {name}")
         for end, name in enumerate(self._hosts):
-            address = ip_address(FIRST) + end
+            address = ip_address(FIRST_ADDRESS) + end
             pair = f"{INTERFACE} netns {name} type veth peer {end} netns {self._road}"
             _system(f"ip link add {pair}")
             _system(f"ip -n {name} addr add {address}/24 dev {INTERFACE}")
@@ -63,15 +63,16 @@ class Link:
             _system(f"ip -n {name} link set {INTERFACE} up")
             _system(f"ip -n {self._road} link set {end} up")
             # The default differs between machines; Linux allows Reno everywhere.
-            kept = "/proc/sys/net/ipv4/tcp_congestion_control"
-            _system(shlex.join([*self.command(end), "sh", "-c", f"echo reno > {kept}"]))
+            setting = "/proc/sys/net/ipv4/tcp_congestion_control"
+            script = f"echo reno > {setting}"
+            _system(shlex.join([*self.command(end), "sh", "-c", script]))
 
     def _remove(self) -> None:
         for name in (*self._hosts, self._road):  # the pairs go with them
             if Path("/run/netns", name).exists():
                 subprocess.run(["ip", "netns", "del", name])
 
-    def _carried(self) -> subprocess.Popen:
+    def _start_road(self) -> subprocess.Popen:
         road = [sys.executable, "-m", "benchmarks.network.road"]
         ends = map(str, range(self.hosts))
         return subprocess.Popen(
@@ -93,8 +94,8 @@ class Link:
         shaper = f"tbf rate {bits}bit burst {bucket} latency 50ms"
         for name in self._hosts:
             _system(f"tc -n {name} qdisc replace dev {INTERFACE} root {shaper}")
-        told, answers = self._carrier.stdin, self._carrier.stdout
-        print(latency, file=told, flush=True)
+        print(latency, file=self._carrier.stdin, flush=True)
+        answers = self._carrier.stdout
         if not (answers and answers.readline()):
             raise OSError("the road has ended")
 
@@ -105,6 +106,6 @@ class Link:
 
 def _system(command: str) -> None:
     """Runs a command that must succeed."""
-    done = subprocess.run(shlex.split(command), capture_output=True, text=True)
-    if done.returncode:
-        raise OSError(f"{command}: {done.stderr.strip()}")
+    process = subprocess.run(shlex.split(command), capture_output=True, text=True)
+    if process.returncode:
+        raise OSError(f"{command}: {process.stderr.strip()}")

@@ -25,13 +25,13 @@ import jax
 import jax.numpy as jnp
 
 import syncalgos
-from benchmarks.measure import report, table_of
+from benchmarks.measure import report, table_of_records
 from syncalgos import Strategy
 from syncalgos.network import Network, Sends, cost, parse, sends, wall_clock
 
 SHARES = (0.5, 0.8, 0.9, 0.95, 0.99)
 BACKWARD = 2 / 3  # of a local step
-MOST = 1e15  # bytes per second, more than any link
+MAX_BANDWIDTH = 1e15  # bytes per second, more than any link
 
 
 class Model(NamedTuple):
@@ -45,7 +45,7 @@ class Model(NamedTuple):
 class Method(NamedTuple):
     """A row of the table: (period, fragments) -> the strategy, and its delay."""
 
-    make: Callable[[int, int], Strategy]
+    make_strategy: Callable[[int, int], Strategy]
     delay: int = 0
 
 
@@ -105,8 +105,10 @@ PUBLISHED = {  # Gbit/s at SHARES, in the order of METHODS
 # ResNet-50 has 25.56 M params. 90 epochs of ImageNet in an hour, by batches of 8192,
 # are 0.256 s a step on 256 GPUs; at 0.9 of the speed of 8 GPUs, 0.230 s there. Hosts of
 # 8 P100s have 50 Gbit/s of Ethernet and NVLink of 20 GB/s a link.
-RESNET, STEP = [jax.ShapeDtypeStruct((25_560_000,), jnp.float32)], 0.230
-ETHERNET, NVLINK = parse("50Gbit/s, 24us"), parse("20GB/s, 3.4us")
+RESNET = [jax.ShapeDtypeStruct((25_560_000,), jnp.float32)]
+STEP_SECONDS = 0.230
+ETHERNET = parse("50Gbit/s, 24us")
+NVLINK = parse("20GB/s, 3.4us")
 # LSTMs for 2,600 hours of speech: average and peak speed-up by GPUs.
 BMUF = {
     4: (3.69, 4.13),
@@ -117,11 +119,28 @@ BMUF = {
 }
 
 
-# The measure, its figure, workers, the link, and the measure's ideal value.
+class SpeedUp(NamedTuple):
+    """A published speed-up of synchronous SGD.
+
+    Attributes:
+        figure: what was measured.
+        published: its value.
+        workers: number of GPUs.
+        link: the link between them.
+        ideal: the value if nothing had to be sent.
+    """
+
+    figure: str
+    published: float
+    workers: int
+    link: Network
+    ideal: float
+
+
 SYNCHRONOUS = (
-    ("Goyal, 256 GPUs: efficiency over 8", 0.9, 256, ETHERNET, 1),
-    ("Caffe2, 8 GPUs: speed-up over 1", 7.0, 8, NVLINK, 8),
-    ("Caffe2, 64 GPUs: speed-up over 1", 57.0, 64, ETHERNET, 64),
+    SpeedUp("Goyal, 256 GPUs: efficiency over 8", 0.9, 256, ETHERNET, 1),
+    SpeedUp("Caffe2, 8 GPUs: speed-up over 1", 7.0, 8, NVLINK, 8),
+    SpeedUp("Caffe2, 64 GPUs: speed-up over 1", 57.0, 64, ETHERNET, 64),
 )
 COLUMNS = {
     "published": "published",
@@ -130,7 +149,7 @@ COLUMNS = {
 }
 
 
-def sent(
+def count_sends(
     strategy: Strategy, params: Sequence[jax.ShapeDtypeStruct], workers: int, steps: int
 ) -> Sends:
     """Returns the sends of a worker in `steps` local steps, by the ledger."""
@@ -139,8 +158,8 @@ def sent(
     )
 
 
-def computing(
-    of_run: Sends,
+def compute_share(
+    run_sends: Sends,
     workers: int,
     link: Network,
     seconds: float,
@@ -150,35 +169,43 @@ def computing(
     """Returns the share of the time in which workers compute, by the model.
 
     Args:
-        of_run: the sends of each worker.
+        run_sends: the sends of each worker.
         workers: number of workers.
         link: the link between any two workers.
         seconds: seconds of a local step.
         delay: local steps that a message may take.
         hidden: the fraction of a step that overlaps with its own sends.
     """
-    sent_in = (cost(kind, link, workers) for kind in of_run.kinds)
-    costs = [max(0.0, seconds_sent - hidden * seconds) for seconds_sent in sent_in]
-    ended = wall_clock([costs[kind] for kind in of_run.steps], seconds, delay)
-    return len(of_run.steps) * seconds / float(ended[-1])
+    costs = []
+    for kind in run_sends.kinds:
+        send_seconds = cost(kind, link, workers)
+        costs.append(max(0.0, send_seconds - hidden * seconds))
+    step_costs = [costs[kind] for kind in run_sends.steps]
+    step_ends = wall_clock(step_costs, seconds, delay)
+    return len(run_sends.steps) * seconds / float(step_ends[-1])
 
 
-def least(is_enough: Callable[[float], bool]) -> float:
+def find_least_bandwidth(is_enough: Callable[[float], bool]) -> float:
     """Returns the smallest sufficient bandwidth in bytes per second, to a millionth."""
-    low, high = 1.0, MOST
+    low = 1.0
+    high = MAX_BANDWIDTH
     while high / low > 1 + 1e-6:
         middle = math.sqrt(low * high)
-        low, high = (low, middle) if is_enough(middle) else (middle, high)
+        if is_enough(middle):
+            high = middle
+        else:
+            low = middle
     return high
 
 
 @cache
-def of_two(model: Model, method: Method) -> Sends:
+def count_sends_of_two(model: Model, method: Method) -> Sends:
     """Returns the sends of each of two workers in four rounds."""
     layer = jax.ShapeDtypeStruct((int(model.params) // model.layers,), jnp.bfloat16)
     fragments = model.layers // 3  # of three layers, as in the paper
     period = math.ceil(100 / fragments) * fragments  # 100 there; a multiple here
-    return sent(method.make(period, fragments), [layer] * model.layers, 2, 4 * period)
+    strategy = method.make_strategy(period, fragments)
+    return count_sends(strategy, [layer] * model.layers, workers=2, steps=4 * period)
 
 
 def bandwidths(model: Model, method: Method, hidden: float = 0.0) -> list[float]:
@@ -186,50 +213,59 @@ def bandwidths(model: Model, method: Method, hidden: float = 0.0) -> list[float]
 
     Args:
         model, method: a model and a method of the table.
-        hidden: as in `computing`.
+        hidden: as in `compute_share`.
     """
-    of_run = of_two(model, method)
+    run_sends = count_sends_of_two(model, method)
 
-    def at(bandwidth):
+    def share_with(bandwidth: float) -> float:
         link = Network("", bandwidth, 0.0)
-        return computing(of_run, 2, link, model.seconds, method.delay, hidden)
+        return compute_share(run_sends, 2, link, model.seconds, method.delay, hidden)
 
-    return [8e-9 * least(lambda x, share=share: at(x) >= share) for share in SHARES]
+    gigabits = []
+    for share in SHARES:
+        least = find_least_bandwidth(lambda x, share=share: share_with(x) >= share)
+        gigabits.append(8e-9 * least)
+    return gigabits
 
 
-def of_bmuf() -> dict[int, float]:
+def model_bmuf() -> dict[int, float]:
     """Returns BMUF's speed-up by GPUs, with a link that is fitted to 4 of them."""
-    params, period = [jax.ShapeDtypeStruct((1_000_000,), jnp.float32)], 10
+    params = [jax.ShapeDtypeStruct((1_000_000,), jnp.float32)]
+    period = 10
 
-    def on(workers, bandwidth):
-        of_run = sent(syncalgos.bmuf(period), params, workers, period)
-        return workers * computing(of_run, workers, Network("", bandwidth, 0.0), 1.0)
+    def speed_up(workers: int, bandwidth: float) -> float:
+        run_sends = count_sends(syncalgos.bmuf(period), params, workers, period)
+        link = Network("", bandwidth, 0.0)
+        return workers * compute_share(run_sends, workers, link, seconds=1.0)
 
-    fitted = least(lambda bandwidth: on(4, bandwidth) >= BMUF[4][0])
-    return {workers: on(workers, fitted) for workers in BMUF}
+    average, _peak = BMUF[4]
+    fitted = find_least_bandwidth(lambda bandwidth: speed_up(4, bandwidth) >= average)
+    return {workers: speed_up(workers, fitted) for workers in BMUF}
 
 
 def rows() -> Iterator[dict[str, Any]]:
     """Yields published figures with the modelled ones."""
     shares = ", ".join(f"{share:.0%}" for share in SHARES)
     for name, model in MODELS.items():
-        for each, published in zip(METHODS, PUBLISHED[name], strict=True):
-            own = model, METHODS[each]
+        for method_name, published in zip(METHODS, PUBLISHED[name], strict=True):
+            method = METHODS[method_name]
             yield {
-                "figure": f"{name}, {each}: Gbit/s for {shares}",
+                "figure": f"{name}, {method_name}: Gbit/s for {shares}",
                 "published": published,
-                "modelled": bandwidths(*own),
-                "hidden": bandwidths(*own, hidden=BACKWARD),
+                "modelled": bandwidths(model, method),
+                "hidden": bandwidths(model, method, hidden=BACKWARD),
             }
-    for figure, published, workers, link, over in SYNCHRONOUS:
-        given = sent(syncalgos.sync_sgd(), RESNET, workers, 1), workers, link, STEP
+    for speed_up in SYNCHRONOUS:
+        workers = speed_up.workers
+        step_sends = count_sends(syncalgos.sync_sgd(), RESNET, workers, steps=1)
+        share = partial(compute_share, step_sends, workers, speed_up.link, STEP_SECONDS)
         yield {
-            "figure": f"synchronous SGD, {figure}",
-            "published": [published],
-            "modelled": [over * computing(*given)],
-            "hidden": [over * computing(*given, hidden=BACKWARD)],
+            "figure": f"synchronous SGD, {speed_up.figure}",
+            "published": [speed_up.published],
+            "modelled": [speed_up.ideal * share()],
+            "hidden": [speed_up.ideal * share(hidden=BACKWARD)],
         }
-    for workers, modelled in of_bmuf().items():
+    for workers, modelled in model_bmuf().items():
         yield {
             "figure": f"BMUF, CNTK, {workers} GPUs: speed-up, average and peak",
             "published": BMUF[workers],
@@ -243,11 +279,11 @@ def main() -> None:
     about = "Compare the model of time with published figures."
     argparse.ArgumentParser(description=about).parse_args()
     records = [report({"benchmark": "published", **row}) for row in rows()]
-    columns = {head: partial(_shown, field) for head, field in COLUMNS.items()}
-    print(table_of({"figure": "figure", **columns}, records))
+    columns = {head: partial(_format_field, field) for head, field in COLUMNS.items()}
+    print(table_of_records({"figure": "figure", **columns}, records))
 
 
-def _shown(field: str, record: Mapping[str, Any]) -> str:
+def _format_field(field: str, record: Mapping[str, Any]) -> str:
     return ", ".join(f"{x:.3g}" for x in record[field]) or "–"
 
 

@@ -12,22 +12,25 @@ from collections import deque
 
 # From <linux/if_packet.h>: segments of 64 kB stay whole, and frames that leave an
 # interface are not received on it again.
-SOL_PACKET, PACKET_VNET_HDR, PACKET_IGNORE_OUTGOING = 263, 15, 23
+SOL_PACKET = 263
+PACKET_VNET_HDR = 15
+PACKET_IGNORE_OUTGOING = 23
 SO_RCVBUFFORCE = 33
-EVERY = 3  # ETH_P_ALL
+ETH_P_ALL = 3
 LARGEST = 1 << 17  # bytes of a segment
 ROOM = 1 << 26  # bytes that may wait to be read
 # Where a frame has its receiver and sender, after the header of PACKET_VNET_HDR.
-TO, SENDER = slice(10, 16), slice(16, 22)
+RECEIVER = slice(10, 16)
+SENDER = slice(16, 22)
 
 
-def opened(interface: str) -> socket.socket:
+def open_interface(interface: str) -> socket.socket:
     """Opens an interface for whole frames."""
     end = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
     end.setsockopt(SOL_PACKET, PACKET_VNET_HDR, 1)
     end.setsockopt(SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)
     end.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, ROOM)
-    end.bind((interface, EVERY))
+    end.bind((interface, ETH_P_ALL))
     return end
 
 
@@ -37,29 +40,34 @@ def carry(*ends: socket.socket) -> None:
     waiting: deque[tuple[float, list[socket.socket], bytes]] = deque()
     delay: float | None = 0.0
     while delay is not None:
-        soon = max(0.0, waiting[0][0] - time.monotonic()) if waiting else None
-        ready = select.select([*ends, sys.stdin], [], [], soon)[0]
+        timeout = max(0.0, waiting[0][0] - time.monotonic()) if waiting else None
+        ready = select.select([*ends, sys.stdin], [], [], timeout)[0]
         for end in {*ends}.intersection(ready):
-            due, frame = time.monotonic() + delay, end.recv(LARGEST)
+            due_time = time.monotonic() + delay
+            frame = end.recv(LARGEST)
             homes[frame[SENDER]] = end
-            home = homes.get(frame[TO])
-            others = [x for x in ends if x is not end] if home is None else [home]
-            waiting.append((due, others, frame))
+            home = homes.get(frame[RECEIVER])
+            if home is None:
+                targets = [other for other in ends if other is not end]
+            else:
+                targets = [home]
+            waiting.append((due_time, targets, frame))
         while waiting and waiting[0][0] <= time.monotonic():
-            _, others, frame = waiting.popleft()
-            for end in others:
+            _, targets, frame = waiting.popleft()
+            for end in targets:
                 end.send(frame)
         if sys.stdin in ready:
-            delay = told()
+            delay = read_delay()
 
 
-def told() -> float | None:
+def read_delay() -> float | None:
     """Reads a new delay from standard input; returns None at its end."""
-    if not (line := sys.stdin.readline()):
+    line = sys.stdin.readline()
+    if not line:
         return None
     print(line, end="", flush=True)
     return float(line)
 
 
 if __name__ == "__main__":
-    carry(*map(opened, sys.argv[1:]))
+    carry(*map(open_interface, sys.argv[1:]))

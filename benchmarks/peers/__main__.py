@@ -30,13 +30,23 @@ from benchmarks.measure import rates, ratios, report, table
 from benchmarks.peers.setup import prepare
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = {  # by peer: its script, and a number that must divide the measured steps
-    "syncalgos": ("own", 64),  # a dispatch
-    "exogym": ("exogym", 16),  # a period, so that the syncs are whole
-    "torch": ("torch_gloo", 16),
-    "torchft": ("torchft_diloco", 16),
+
+
+class Script(NamedTuple):
+    """A peer's script in this folder, and a number that divides the measured steps."""
+
+    module: str
+    chunk_steps: int
+
+
+SCRIPTS = {
+    "syncalgos": Script("own", 64),  # a dispatch
+    "exogym": Script("exogym", 16),  # a period, so that the syncs are whole
+    "torch": Script("torch_gloo", 16),
+    "torchft": Script("torchft_diloco", 16),
 }
-LEAST, WANTED = 1.0, 2.0  # minimum and intended seconds of a measurement
+MIN_SECONDS = 1.0  # of a measurement
+INTENDED_SECONDS = 2.0
 
 
 class Contestant(NamedTuple):
@@ -74,9 +84,9 @@ class Entry(NamedTuple):
 
 
 def steps_for(peer: str, rate: float, workers: int) -> int:
-    """Returns a number of steps that take about WANTED seconds."""
-    chunk = SCRIPTS[peer][1]
-    return chunk * max(1, ceil(WANTED * rate / workers / chunk))
+    """Returns a number of steps that take about INTENDED_SECONDS seconds."""
+    chunk = SCRIPTS[peer].chunk_steps
+    return chunk * max(1, ceil(INTENDED_SECONDS * rate / workers / chunk))
 
 
 def run(command: list[str], threads: int, timeout: float) -> float:
@@ -115,29 +125,29 @@ def run(command: list[str], threads: int, timeout: float) -> float:
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
     # Other processes may write into the same line.
-    if process.returncode or not (found := re.search(r'{"seconds": ([^}]+)}', out)):
+    seconds = re.search(r'{"seconds": ([^}]+)}', out)
+    if process.returncode or not seconds:
         lines = [line for line in errors.splitlines() if line.strip()] or ["no result"]
         raise RuntimeError(f"exit code {process.returncode}: {lines[-1].strip()}")
-    return float(found[1])
+    return float(seconds[1])
 
 
 def measure(entry: Entry, turn: int, launch: list[str], timeout: float) -> None:
     """Measures once, reports it, and adds it to the entry."""
-    (peer, algorithm, _, _), workers, each, steps = entry
-    seconds = used = rate = 0.0
+    peer = entry.contestant.peer
+    algorithm = entry.contestant.algorithm
+    workers = entry.workers
+    seconds = rate = 0.0
+    steps = 0
     threads = max(1, (os.cpu_count() or 1) // workers)
-    while seconds < LEAST:
-        used = steps[-1]
-        task = (
-            f"benchmarks.peers.{SCRIPTS[peer][0]}",
-            algorithm,
-            str(workers),
-            str(used),
-        )
+    while seconds < MIN_SECONDS:
+        steps = entry.steps[-1]
+        module = f"benchmarks.peers.{SCRIPTS[peer].module}"
+        task = [module, algorithm, str(workers), str(steps)]
         seconds = run([*launch, "-m", *task], threads, timeout)
-        rate = used * workers / seconds
-        steps.append(steps_for(peer, rate, workers))
-    each.append(1 / rate)
+        rate = steps * workers / seconds
+        entry.steps.append(steps_for(peer, rate, workers))
+    entry.seconds.append(1 / rate)
     report(
         {
             "benchmark": "peers",
@@ -145,7 +155,7 @@ def measure(entry: Entry, turn: int, launch: list[str], timeout: float) -> None:
             "peer": peer,
             "algorithm": algorithm,
             "workers": workers,
-            "steps": used,
+            "steps": steps,
             "seconds": round(seconds, 4),
             "worker_steps_per_second": round(rate, 1),
         }
@@ -175,13 +185,20 @@ def attempt(
     entry: Entry, turn: int, pythons: dict[str, str], arguments: argparse.Namespace
 ) -> bool:
     """Measures once, and reports a failure; returns whether it succeeded."""
-    (peer, algorithm, *_), workers, *_ = entry
+    peer = entry.contestant.peer
     launch = [*shlex.split(arguments.launcher), pythons[peer]]
     try:
         measure(entry, turn, launch, arguments.timeout)
     except RuntimeError as error:
-        names = {"peer": peer, "algorithm": algorithm, "workers": workers}
-        report({"benchmark": "peers", **names, "failed": str(error)})
+        report(
+            {
+                "benchmark": "peers",
+                "peer": peer,
+                "algorithm": entry.contestant.algorithm,
+                "workers": entry.workers,
+                "failed": str(error),
+            }
+        )
         return False
     return True
 
@@ -193,8 +210,12 @@ def summary(entries: list[Entry]) -> list[list]:
         for entry in entries
         if entry.contestant.peer == "syncalgos"
     }
-    of_torch = [e.seconds for e in entries if e.contestant.peer == "torch"]
-    best = min(map(statistics.median, of_torch), default=None)
+    torch_medians = [
+        statistics.median(entry.seconds)
+        for entry in entries
+        if entry.contestant.peer == "torch"
+    ]
+    best_torch = min(torch_medians, default=None)
     rows = []
     for (peer, algorithm, like, _), workers, seconds, _ in entries:
         record = {
@@ -204,17 +225,18 @@ def summary(entries: list[Entry]) -> list[list]:
             "workers": workers,
             "worker_steps_per_second": rates(seconds, 1),
         }
-        ratio, to_best = "", ""
+        ratio = ""
+        ratio_to_best = ""
         if (like, workers) in ours:
             pairs = list(zip(ours[like, workers], seconds, strict=False))  # Ctrl-C
             ratio = ratios(*zip(*pairs, strict=True))
             record |= {"like": like, "syncalgos_to_peer": ratio}
-        if peer == "syncalgos" and best is not None:
-            to_best = rates(seconds, best)
-            record["to_best_torch"] = to_best
+        if peer == "syncalgos" and best_torch is not None:
+            ratio_to_best = rates(seconds, best_torch)
+            record["to_best_torch"] = ratio_to_best
         report(record)
         rate = record["worker_steps_per_second"]
-        rows.append([workers, peer, algorithm, rate, like, ratio, to_best])
+        rows.append([workers, peer, algorithm, rate, like, ratio, ratio_to_best])
     return rows
 
 
@@ -237,22 +259,30 @@ def main():
         help="a command that starts each measurement, such as 'taskset -c 0-3'",
     )
     arguments = parser.parse_args()
-    found, missing = prepare(arguments.environment.absolute(), arguments.exogym)
-    for peer, reason in missing.items():
+    environment = arguments.environment.absolute()
+    versions, reasons = prepare(environment, arguments.exogym)
+    for peer, reason in reasons.items():
         report({"benchmark": "peers", "peer": peer, "skipped": reason})
-    report({"benchmark": "peers", "cores": os.cpu_count(), "versions": found})
-    theirs = str(arguments.environment.absolute() / "bin" / "python")
-    pythons = {name: theirs for name in found} | {"syncalgos": sys.executable}
-    entries = [
-        Entry(each, workers, [], [steps_for(each.peer, each.rate, workers)])
-        for workers in arguments.workers
-        for each in CONTESTANTS
-        if each.peer in pythons
+    report({"benchmark": "peers", "cores": os.cpu_count(), "versions": versions})
+    peer_python = str(environment / "bin" / "python")
+    pythons = {**dict.fromkeys(versions, peer_python), "syncalgos": sys.executable}
+    contestants = [x for x in CONTESTANTS if x.peer in pythons]
+    entries = []
+    for workers in arguments.workers:
+        for contestant in contestants:
+            steps = steps_for(contestant.peer, contestant.rate, workers)
+            entries.append(Entry(contestant, workers, [], [steps]))
+    measured_entries = measure_all(entries, pythons, arguments)
+    head = [
+        "workers",
+        "peer",
+        "algorithm",
+        "worker-steps/s",
+        "beside",
+        "syncalgos : peer",
+        "syncalgos : best of torch",
     ]
-    entries = measure_all(entries, pythons, arguments)
-    head = ("workers", "peer", "algorithm", "worker-steps/s", "beside")
-    head = (*head, "syncalgos : peer", "syncalgos : best of torch")
-    print(table(head, summary(entries)))
+    print(table(head, summary(measured_entries)))
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ def examples(rank, workers, train_dataset):
     return Examples()
 
 
-def whole(batch):
+def unchanged(batch):
     """Returns the batch unchanged."""
     return batch
 
@@ -89,15 +89,15 @@ class Loss(nn.Module):
 
 def strategy(algorithm: str):
     """Returns the strategy with a name."""
-    inner = OptimSpec(torch.optim.SGD, lr=work.LR, fused=True)
+    inner_spec = OptimSpec(torch.optim.SGD, lr=work.LR, fused=True)
     if algorithm == "all_reduce":
-        return Reduce(optim_spec=inner)
+        return Reduce(optim_spec=inner_spec)
     if algorithm == "fedavg":
-        return FedAvg(optim_spec=inner, H=work.PERIOD)
-    outer = OptimSpec(
+        return FedAvg(optim_spec=inner_spec, H=work.PERIOD)
+    outer_spec = OptimSpec(
         torch.optim.SGD, lr=work.OUTER_LR, momentum=work.OUTER_MOMENTUM, nesterov=True
     )
-    return DiLoCo(optim_spec=inner, outer_optim_spec=outer, H=work.PERIOD)
+    return DiLoCo(optim_spec=inner_spec, outer_optim_spec=outer_spec, H=work.PERIOD)
 
 
 def main():
@@ -111,7 +111,7 @@ def main():
         batch_size=work.BATCH,
         minibatch_size=work.BATCH,
         val_size=0,
-        dataloader_kwargs={"collate_fn": whole},
+        dataloader_kwargs={"collate_fn": unchanged},
         disable_logging=True,
     )
 

@@ -17,25 +17,26 @@ RECORDS = Path(__file__).parents[2] / "docs" / "records" / "peers.jsonl"
 NAMES = {"exogym": "EXO Gym", "torch": "PyTorch"}
 
 
-def rounded(times: float) -> str:
+def format_times(times: float) -> str:
     return f"{times:.0f}" if times >= 10 else f"{times:.1f}"
 
 
 def bars(times: Mapping[str, float], axes: Axes) -> None:
     """Draws bars that start at 1, the peer's speed."""
     axes.grid(visible=False)
-    drawn = axes.barh([*times], [*times.values()], color=LIGHT["series-0"])
-    axes.bar_label(drawn, [rounded(x) for x in times.values()], padding=4)
+    container = axes.barh([*times], [*times.values()], color=LIGHT["series-0"])
+    axes.bar_label(container, [format_times(x) for x in times.values()], padding=4)
 
 
 def main() -> None:
     """Writes the chart beside the records."""
-    lines = map(json.loads, RECORDS.read_text().splitlines())
-    medians = {
-        f"{NAMES.get(x['peer'], x['peer'])} {x['algorithm']}": x["syncalgos_to_peer"][1]
-        for x in lines
-        if "syncalgos_to_peer" in x
-    }
+    medians = {}
+    for line in RECORDS.read_text().splitlines():
+        record = json.loads(line)
+        if "syncalgos_to_peer" in record:
+            peer = NAMES.get(record["peer"], record["peer"])
+            _, median, _ = record["syncalgos_to_peer"]
+            medians[f"{peer} {record['algorithm']}"] = median
     times = dict(sorted(medians.items(), key=lambda item: item[1]))
     plot = Plot(
         "peers",

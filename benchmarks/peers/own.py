@@ -13,7 +13,7 @@ import numpy as np
 
 import syncalgos
 from benchmarks.peers import work
-from benchmarks.work import mlp_loss, trainer_of
+from benchmarks.work import make_trainer, mlp_loss
 from models import mlp
 
 DISPATCH = 64  # steps
@@ -25,24 +25,26 @@ STRATEGIES = {
 }
 
 
-def train(task: work.Task, own: slice = slice(None), **options: Any) -> float:
+def train(
+    task: work.Task, process_workers: slice = slice(None), **options: Any
+) -> float:
     """Trains; returns the seconds of all dispatches except the first.
 
     Args:
         task: the task to measure.
-        own: the workers of this process.
+        process_workers: the workers of this process.
         options: arguments of `DataParallel`.
     """
     strategy = STRATEGIES[task.algorithm]()
     options = {"workers": task.workers} | options
-    trainer = trainer_of(mlp_loss, strategy, **options)
+    trainer = make_trainer(mlp_loss, strategy, **options)
     state = trainer.init(mlp.init(jax.random.key(0), work.SIZES))
     x, y = work.examples()
     data = trainer.place({"x": x, "y": y.astype(np.int32)})
-    rows = work.rows(DISPATCH + task.steps, task.workers)[:, own].astype(np.int32)
-    rows = rows.reshape(-1, DISPATCH, rows[0].size)
+    rows = work.rows(DISPATCH + task.steps, task.workers)[:, process_workers]
+    dispatches = rows.astype(np.int32).reshape(-1, DISPATCH, rows[0].size)
     start = 0.0
-    for i, dispatch in enumerate(rows):
+    for i, dispatch in enumerate(dispatches):
         if i == 1:  # the first one compiles and warms up
             start = time.perf_counter()
         state, metrics = trainer.run(state, dispatch, data)

@@ -18,13 +18,13 @@ ALONE = "alone:"  # before the name of an algorithm
 PATIENCE = 60  # seconds for the processes to find each other
 
 
-def devices(task: work.Task) -> None:
+def train_devices(task: work.Task) -> None:
     """Trains on as many virtual devices as there are workers."""
     jax.config.update("jax_num_cpu_devices", task.workers)
     work.report(own.train(task))
 
 
-def process(number: int, task: work.Task, coordinator: str) -> None:
+def train_process(number: int, task: work.Task, coordinator: str) -> None:
     """Trains one worker in one of several processes; the first process reports."""
     jax.config.update("jax_num_cpu_devices", 1)
     connect(coordinator, number, task.workers, PATIENCE)
@@ -38,23 +38,24 @@ def process(number: int, task: work.Task, coordinator: str) -> None:
     jax.distributed.shutdown()
 
 
-def processes(task: work.Task) -> None:
+def train_processes(task: work.Task) -> None:
     """Trains with one process per worker."""
     coordinator = f"127.0.0.1:{free_port()}"
-    fresh = multiprocessing.get_context("spawn")
-    started = [
-        fresh.Process(target=process, args=(number, task, coordinator))
+    context = multiprocessing.get_context("spawn")
+    worker_processes = [
+        context.Process(target=train_process, args=(number, task, coordinator))
         for number in range(task.workers)
     ]
-    for one in started:
-        one.start()
-    for one in started:
-        one.join()
-    if any(one.exitcode for one in started):
-        sys.exit(f"exit codes {[one.exitcode for one in started]}")
+    for process in worker_processes:
+        process.start()
+    for process in worker_processes:
+        process.join()
+    exit_codes = [process.exitcode for process in worker_processes]
+    if any(exit_codes):
+        sys.exit(f"exit codes {exit_codes}")
 
 
-FORMS = {"devices": devices, "processes": processes}
+FORMS = {"devices": train_devices, "processes": train_processes}
 
 if __name__ == "__main__":
     FORMS[sys.argv.pop(1)](work.task())

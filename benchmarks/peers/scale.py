@@ -17,14 +17,15 @@ its forms are left out.
 """
 
 import argparse
+import itertools
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.measure import rates, ratios, report, table_of
-from benchmarks.peers.__main__ import LEAST, run, steps_for
+from benchmarks.measure import rates, ratios, report, table_of_records
+from benchmarks.peers.__main__ import MIN_SECONDS, run, steps_for
 from benchmarks.peers.setup import prepare
 
 CORES = os.cpu_count() or 1
@@ -37,25 +38,25 @@ class Form(NamedTuple):
         library: the library that trains.
         words: the module that trains, and its arguments before the algorithm.
         algorithms: the module's names of algorithms, by name in syncalgos.
-        least: smallest measured number of workers; with a single worker the form equals
-            another one of its library.
+        min_workers: smallest measured number of workers; with a single worker the form
+            equals another one of its library.
     """
 
     library: str
     words: Sequence[str]
     algorithms: Mapping[str, str]
-    least: int = 1
+    min_workers: int = 1
 
 
-OWN = "benchmarks.peers.own_workers"
+WORKERS_MODULE = "benchmarks.peers.own_workers"
 NAMES = ("sync_sgd", "model_averaging")
 PLAIN = {name: name for name in NAMES}
 FORMS = {
-    "devices": Form("syncalgos", (OWN, "devices"), PLAIN),
-    "processes": Form("syncalgos", (OWN, "processes"), PLAIN, 2),
+    "devices": Form("syncalgos", (WORKERS_MODULE, "devices"), PLAIN),
+    "processes": Form("syncalgos", (WORKERS_MODULE, "processes"), PLAIN, 2),
     "alone": Form(
         "syncalgos",
-        (OWN, "processes"),
+        (WORKERS_MODULE, "processes"),
         {"model_averaging": "alone:model_averaging"},
         2,
     ),
@@ -66,7 +67,7 @@ FORMS = {
     ),
 }
 TRIES = 3
-FIRST = 300.0  # expected worker-steps/s, which sets the steps of the first try
+FIRST_RATE = 300.0  # expected worker-steps/s, which sets the steps of the first try
 
 COLUMNS = {
     "algorithm": "algorithm",
@@ -75,94 +76,110 @@ COLUMNS = {
     "worker-steps/s": "worker_steps_per_second",
     "times one worker": "times",
     "efficiency": "efficiency",
-    "times PyTorch": lambda one: one.get("to_torch", ""),
+    "times PyTorch": lambda record: record.get("to_torch", ""),
 }
-Case = tuple[str, str, int]  # algorithm, form, workers
 
 
-def cases(algorithms: Sequence[str], workers: Sequence[int], torch: bool) -> list[Case]:
+class Case(NamedTuple):
+    """A case to measure; `form` is a name in FORMS."""
+
+    algorithm: str
+    form: str
+    workers: int
+
+
+class Measurement(NamedTuple):
+    """Steps, and the seconds that they took."""
+
+    steps: int
+    seconds: float
+
+
+def make_cases(
+    algorithms: Sequence[str], workers: Sequence[int], torch: bool
+) -> list[Case]:
     """All that is measured in a turn."""
-    return [
-        (algorithm, name, count)
-        for algorithm in algorithms
-        for count in workers
-        for name, form in FORMS.items()
-        if algorithm in form.algorithms
-        and count >= form.least
-        and (torch or form.library != "torch")
-    ]
+    cases = []
+    for algorithm, count, name in itertools.product(algorithms, workers, FORMS):
+        form = FORMS[name]
+        is_installed = torch or form.library != "torch"
+        has_algorithm = algorithm in form.algorithms
+        if is_installed and has_algorithm and count >= form.min_workers:
+            cases.append(Case(algorithm, name, count))
+    return cases
 
 
-def measured(case: Case, steps: int, seconds: float, python: str) -> tuple[int, float]:
+def measure(case: Case, steps: int, seconds: float, python: str) -> Measurement:
     """Measures once, and again with more steps if it took less than `seconds`.
-
-    Returns:
-        The number of steps, and the seconds that they took.
 
     Raises:
         RuntimeError: it failed TRIES times; each failure is reported.
     """
-    algorithm, name, workers = case
-    form = FORMS[name]
+    form = FORMS[case.form]
     # The devices of a process share XLA's threads.
-    threads = workers if name == "devices" else 1
-    words = [*form.words, form.algorithms[algorithm], str(workers)]
+    threads = case.workers if case.form == "devices" else 1
+    words = [*form.words, form.algorithms[case.algorithm], str(case.workers)]
     failures = 0
     while True:
         command = ["env", f"NPROC={threads}", python, "-m", *words, str(steps)]
         try:
-            found = run(command, 1, timeout=180)
+            run_seconds = run(command, 1, timeout=180)
         except RuntimeError as error:
             failures += 1  # PyTorch with two workers aborted occasionally
             report({"benchmark": "scale", "case": case, "failed": str(error)})
             if failures == TRIES:
                 raise
             continue
-        if found >= seconds:
-            return steps, found
-        steps = max(2 * steps, steps_for("syncalgos", steps * workers / found, workers))
+        if run_seconds >= seconds:
+            return Measurement(steps, run_seconds)
+        rate = steps * case.workers / run_seconds
+        steps = max(2 * steps, steps_for("syncalgos", rate, case.workers))
 
 
 def measure_all(
-    found: Sequence[Case], repeats: int, seconds: float, pythons: Mapping[str, str]
+    cases: Sequence[Case], repeats: int, seconds: float, pythons: Mapping[str, str]
 ) -> dict[Case, list[float]]:
     """Returns the seconds per worker-step by case, each (repeats,)."""
-    each: dict[Case, list[float]] = {case: [] for case in found}
-    steps = {
-        case: 64 if seconds < LEAST else steps_for("syncalgos", FIRST, case[2])
-        for case in found
-    }
+    seconds_by_case: dict[Case, list[float]] = {case: [] for case in cases}
+    steps = {}
+    for case in cases:
+        steps[case] = 64
+        if seconds >= MIN_SECONDS:
+            steps[case] = steps_for("syncalgos", FIRST_RATE, case.workers)
     for turn in range(repeats):
-        for case in found[:: -1 if turn % 2 else 1]:
-            python = pythons[FORMS[case[1]].library]
-            steps[case], taken = measured(case, steps[case], seconds, python)
-            each[case].append(taken / (steps[case] * case[2]))
-    return each
+        for case in cases[:: -1 if turn % 2 else 1]:
+            python = pythons[FORMS[case.form].library]
+            measurement = measure(case, steps[case], seconds, python)
+            steps[case] = measurement.steps
+            worker_steps = measurement.steps * case.workers
+            seconds_by_case[case].append(measurement.seconds / worker_steps)
+    return seconds_by_case
 
 
-def summary(case: Case, each: Mapping[Case, list[float]]) -> dict[str, Any]:
+def summary(case: Case, seconds_by_case: Mapping[Case, list[float]]) -> dict[str, Any]:
     """Returns the record of a case over all turns."""
-    algorithm, name, workers = case
-    own = each[case]
+    seconds = seconds_by_case[case]
     record = {
         "benchmark": "scale",
-        "algorithm": algorithm,
-        "form": name,
-        "workers": workers,
+        "algorithm": case.algorithm,
+        "form": case.form,
+        "workers": case.workers,
         "cores": CORES,
-        "turns": [round(1 / s, 1) for s in own],
-        "worker_steps_per_second": rates(own, 1),
+        "turns": [round(1 / turn_seconds, 1) for turn_seconds in seconds],
+        "worker_steps_per_second": rates(seconds, 1),
         "times": "",
         "efficiency": "",
     }
-    one = (algorithm, "PyTorch" if name == "PyTorch" else "devices", 1)
-    if one in each:
-        ideal = min(workers, CORES)
-        record["times"] = ratios(own, each[one])
-        record["efficiency"] = ratios([s * ideal for s in own], each[one])
-    theirs = (algorithm, "PyTorch", workers)
-    if theirs in each and name not in ("PyTorch", "alone"):
-        record["to_torch"] = ratios(own, each[theirs])
+    base_form = "PyTorch" if case.form == "PyTorch" else "devices"
+    base = Case(case.algorithm, base_form, workers=1)
+    if base in seconds_by_case:
+        ideal = min(case.workers, CORES)
+        record["times"] = ratios(seconds, seconds_by_case[base])
+        core_seconds = [turn_seconds * ideal for turn_seconds in seconds]
+        record["efficiency"] = ratios(core_seconds, seconds_by_case[base])
+    torch_case = case._replace(form="PyTorch")
+    if torch_case in seconds_by_case and case.form not in ("PyTorch", "alone"):
+        record["to_torch"] = ratios(seconds, seconds_by_case[torch_case])
     return record
 
 
@@ -174,18 +191,21 @@ def main() -> None:
     parser.add_argument("--algos", nargs="+", choices=NAMES, default=NAMES)
     parser.add_argument("--repeats", type=int, default=3, help="number of turns")
     parser.add_argument(
-        "--seconds", type=float, default=LEAST, help="minimum seconds per measurement"
+        "--seconds",
+        type=float,
+        default=MIN_SECONDS,
+        help="minimum seconds per measurement",
     )
     flags = parser.parse_args()
     pythons = {"syncalgos": sys.executable}
     if flags.environment is not None:
         directory = flags.environment.absolute()
-        versions, missing = prepare(directory, peers=["torch"])
+        versions, reasons = prepare(directory, peers=["torch"])
         pythons |= dict.fromkeys(versions, str(directory / "bin" / "python"))
-        report({"benchmark": "scale", "versions": versions, "skipped": missing})
-    found = cases(flags.algos, flags.workers, "torch" in pythons)
-    each = measure_all(found, flags.repeats, flags.seconds, pythons)
-    print(table_of(COLUMNS, [report(summary(case, each)) for case in each]))
+        report({"benchmark": "scale", "versions": versions, "skipped": reasons})
+    cases = make_cases(flags.algos, flags.workers, torch="torch" in pythons)
+    seconds = measure_all(cases, flags.repeats, flags.seconds, pythons)
+    print(table_of_records(COLUMNS, [report(summary(case, seconds)) for case in cases]))
 
 
 if __name__ == "__main__":

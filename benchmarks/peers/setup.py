@@ -4,6 +4,7 @@ import subprocess
 import venv
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
 EXOGYM = (  # on no package index but a test one
@@ -19,18 +20,34 @@ print(version(sys.argv[1]))
 """
 
 
+class Output(NamedTuple):
+    """The output of a command, or "" and the reason of its failure."""
+
+    text: str
+    reason: str
+
+
+class Peers(NamedTuple):
+    """Peers after an installation.
+
+    Attributes:
+        versions: the versions of those that are installed, by peer.
+        reasons: why each other one cannot be installed, by peer.
+    """
+
+    versions: dict[str, str]
+    reasons: dict[str, str]
+
+
 def prepare(
     directory: Path, exogym: str | None = None, peers: Iterable[str] = MODULES
-) -> tuple[dict[str, str], dict[str, str]]:
+) -> Peers:
     """Makes the environment if there is none, and installs the missing peers.
 
     Args:
         directory: folder of the environment.
         exogym: source from which pip installs EXO Gym; None means GitHub.
         peers: the peers to install.
-
-    Returns:
-        Versions by peer; and, for each peer that cannot be installed, the reason.
     """
     python = directory / "bin" / "python"
     if not python.exists():
@@ -38,37 +55,36 @@ def prepare(
     # pip cannot ask for any CPU-only build above a version, so one version is pinned.
     # Other builds bring gigabytes of CUDA, and are used only if that one is missing.
     cpu_only = ["torch==2.13.0+cpu", "numpy>=2", "--extra-index-url", CPU_WHEELS]
-    few = ["tqdm>=4.60", "einops>=0.6", "psutil>=5.8"]  # that EXO Gym imports, of 15
-    ways = {
+    # Those that EXO Gym imports, of its 15 requirements.
+    exogym_requirements = ["tqdm>=4.60", "einops>=0.6", "psutil>=5.8"]
+    alternatives = {
         "torch": [[cpu_only], [["torch>=2.9", "numpy>=2"]]],
-        "exogym": [[["--no-deps", exogym or EXOGYM], few]],
+        "exogym": [[["--no-deps", exogym or EXOGYM], exogym_requirements]],
         "torchft": [[["torchft>=0.2"]]],
     }
-    found, missing = {}, {}
-    for peer, alternatives in [(name, ways[name]) for name in peers]:
-        version, reason = installed(python, peer, alternatives)
+    versions = {}
+    reasons = {}
+    for peer in peers:
+        version, reason = require(python, peer, alternatives[peer])
         if version:
-            found[peer] = version
+            versions[peer] = version
             continue
-        missing[peer] = reason
+        reasons[peer] = reason
         if peer == "torch":  # the others cannot run without it
             break
-    return found, missing
+    return Peers(versions, reasons)
 
 
-def installed(
-    python: Path, peer: str, alternatives: list[list[list[str]]]
-) -> tuple[str, str]:
+def require(python: Path, peer: str, alternatives: list[list[list[str]]]) -> Output:
     """Returns a peer's version, after installing it if needed; or "" and the reason."""
-    look = [str(python), "-c", VERSION, peer, MODULES[peer]]
-    version, reason = run(look)
+    version_command = [str(python), "-c", VERSION, peer, MODULES[peer]]
+    output = run(version_command)
     for installs in alternatives:
-        if version:
+        if output.text:
             break
         reason = install(python, installs)
-        if not reason:
-            version, reason = run(look)
-    return version, reason
+        output = Output("", reason) if reason else run(version_command)
+    return output
 
 
 def install(python: Path, installs: list[list[str]]) -> str:
@@ -81,13 +97,15 @@ def install(python: Path, installs: list[list[str]]) -> str:
     return ""
 
 
-def run(command: list[str]) -> tuple[str, str]:
+def run(command: list[str]) -> Output:
     """Returns a command's output; if it fails, "" and the last line of its errors."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+        process = subprocess.run(command, capture_output=True, text=True, timeout=900)
     except subprocess.TimeoutExpired:
-        return "", f"{' '.join(command[:4])} took more than 900 s"
-    if done.returncode == 0:
-        return done.stdout.strip(), ""
-    lines = [line for line in done.stderr.splitlines() if line.strip()]
-    return "", lines[-1].strip() if lines else f"exit code {done.returncode}"
+        return Output("", f"{' '.join(command[:4])} took more than 900 s")
+    if process.returncode == 0:
+        return Output(process.stdout.strip(), "")
+    lines = [line for line in process.stderr.splitlines() if line.strip()]
+    if lines:
+        return Output("", lines[-1].strip())
+    return Output("", f"exit code {process.returncode}")

@@ -22,13 +22,13 @@ from benchmarks.peers import work
 def network() -> nn.Module:
     """Returns the MLP, identical on all workers."""
     torch.manual_seed(0)
-    inputs, first, second, classes = work.SIZES
+    inputs, width1, width2, classes = work.SIZES
     return nn.Sequential(
-        nn.Linear(inputs, first),
+        nn.Linear(inputs, width1),
         nn.ReLU(),
-        nn.Linear(first, second),
+        nn.Linear(width1, width2),
         nn.ReLU(),
-        nn.Linear(second, classes),
+        nn.Linear(width2, classes),
     )
 
 
@@ -89,7 +89,7 @@ def worker(rank: int, task: work.Task, port: int) -> None:
     else:
         averager = PeriodicModelAverager(work.PERIOD)
 
-        def sync():
+        def sync() -> None:
             averager.average_parameters(model.parameters())
 
         train(model, sgd(model), rank, task, sync, dist.barrier)

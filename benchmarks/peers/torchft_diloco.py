@@ -25,7 +25,7 @@ from benchmarks.peers.torch_gloo import free_port, network, sgd, train
 TIMEOUT = timedelta(seconds=60)
 
 
-def manager_of(
+def make_manager(
     model: torch.nn.Module,
     rank: int,
     workers: int,
@@ -54,12 +54,13 @@ def manager_of(
     )
 
 
-def managed(rank: int, task: work.Task, lighthouse: str) -> None:
+def train_managed(rank: int, task: work.Task, lighthouse: str) -> None:
     """Trains one worker with the task's algorithm."""
-    model, is_ddp = network(), task.algorithm == "ddp"
+    model = network()
+    is_ddp = task.algorithm == "ddp"
     store = TCPStore("localhost", free_port(), is_master=True)
     optimizer = sgd(model)
-    manager = manager_of(model, rank, task.workers, store, lighthouse, is_ddp)
+    manager = make_manager(model, rank, task.workers, store, lighthouse, is_ddp)
     if is_ddp:
         parallel = DistributedDataParallel(manager, model)
         train(parallel, Optimizer(manager, optimizer), rank, task)
@@ -67,13 +68,21 @@ def managed(rank: int, task: work.Task, lighthouse: str) -> None:
         with LocalSGD(manager, model, optimizer, work.PERIOD):
             train(model, optimizer, rank, task)
     else:
-        outer = torch.optim.SGD(
+        outer_optimizer = torch.optim.SGD(
             model.parameters(),
             lr=work.OUTER_LR,
             momentum=work.OUTER_MOMENTUM,
             nesterov=True,
         )
-        with DiLoCo(manager, [model], optimizer, outer, work.PERIOD, pin_memory=False):
+        context = DiLoCo(
+            manager,
+            [model],
+            optimizer,
+            outer_optimizer,
+            work.PERIOD,
+            pin_memory=False,
+        )
+        with context:
             train(model, optimizer, rank, task)
     manager.shutdown(wait=False)
 
@@ -81,9 +90,9 @@ def managed(rank: int, task: work.Task, lighthouse: str) -> None:
 def main():
     task = work.task()
     lighthouse = LighthouseServer(bind="[::]:0", min_replicas=task.workers)
-    address = lighthouse.address()
-    address = f"http://localhost:{address.rsplit(':', 1)[1]}"
-    torch.multiprocessing.spawn(managed, (task, address), task.workers)
+    port = lighthouse.address().rsplit(":", 1)[1]
+    address = f"http://localhost:{port}"
+    torch.multiprocessing.spawn(train_managed, (task, address), task.workers)
     lighthouse.shutdown()
 
 

@@ -10,9 +10,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-SIZES, BATCH, PERIOD, LR = (784, 256, 256, 10), 32, 16, 0.01
+SIZES = (784, 256, 256, 10)
+BATCH = 32
+PERIOD = 16
+LR = 0.01
 EXAMPLES = 8192
-OUTER_LR, OUTER_MOMENTUM = 0.7, 0.9  # DiLoCo's, with Nesterov's momentum
+OUTER_LR = 0.7  # DiLoCo's, with Nesterov's momentum
+OUTER_MOMENTUM = 0.9
 WARMUP = PERIOD  # steps before the clock starts; syncalgos uses a whole dispatch
 
 

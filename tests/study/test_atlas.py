@@ -31,7 +31,7 @@ def test_a_verdict_follows_the_rule_of_the_preset(by, low, high, p, expected):
 
 def test_a_row_has_its_bytes_difference_and_tuned_values():
     report = made_up()
-    head, _, *lines = atlas.best(report)
+    head, _, *lines = atlas.best_table(report)
     assert head.startswith("| algorithm | bytes | accuracy | difference | rate |")
     assert len(lines) == sum(x.measure is not None for x in report.rows)
     ends = {x.split("`")[1]: [y.strip() for y in x.split("|")[2:-1]] for x in lines}
@@ -55,7 +55,7 @@ def test_all_have_the_time_of_averaging():
     curves = averaging, sync, curve("late", [7.0, 14.0, 21.0], [1.0, 2.0, 3.0])
     rows = [made_up().rows[0]._replace(label=x.label) for x in curves]
     report = made_up()._replace(curves=curves, rows=rows)
-    head, _, *lines = atlas.after(report, ["dsl", "10gbe"])
+    head, _, *lines = atlas.equal_time_table(report, ["dsl", "10gbe"])
     assert head == "| algorithm | DSL, 6 s | 10 GbE, 3 s |"
     whole = "90.0"
     assert lines == [
@@ -68,6 +68,6 @@ def test_all_have_the_time_of_averaging():
 def test_a_table_is_written_between_its_marks_alone(tmp_path):
     page = tmp_path / "atlas.md"
     page.write_text("a\n<!-- one -->\n\nold\n\n<!-- end -->\nb\n")
-    assert atlas.written(page, "one", ["new", "lines"])
+    assert atlas.write_table(page, "one", ["new", "lines"])
     assert page.read_text() == "a\n<!-- one -->\n\nnew\nlines\n\n<!-- end -->\nb\n"
-    assert not atlas.written(page, "two", ["new"])
+    assert not atlas.write_table(page, "two", ["new"])
