@@ -40,7 +40,12 @@ ENVIRONMENTS = {
         "torchft_local_sgd",
     ),
     "jax": ("fedjax_server", "maxtext_diloco", "optax_lookahead"),
-    "others": ("flower_strategies", "hivemind_averager"),
+    "others": (
+        "flower_strategies",
+        "fluke_servers",
+        "hivemind_averager",
+        "nvflare_fedopt",
+    ),
 }
 ADAPTERS = [name for names in ENVIRONMENTS.values() for name in names]
 BEGIN, END = "<!-- matrix -->\n", "<!-- end -->"

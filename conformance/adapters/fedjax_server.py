@@ -14,7 +14,8 @@ import numpy as np
 
 jax.config.update("jax_enable_x64", True)
 if not hasattr(jax, "tree_map"):
-    jax.tree_map = jax.tree_util.tree_map  # which FedJAX calls
+    # FedJAX calls it.
+    jax.tree_map = jax.tree_util.tree_map  # pyright: ignore[reportAttributeAccessIssue]
 
 import fedjax  # noqa: E402
 from fedjax.algorithms import fed_avg  # noqa: E402

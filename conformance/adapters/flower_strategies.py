@@ -1,11 +1,16 @@
 # pyright: reportMissingImports=false
-"""Flower's server strategies, called as its server calls them."""
+"""Flower's server strategies, called as its server calls them.
+
+Those of flwr.server get a round's results; those of flwr.serverapp get replies, here
+without the network that Flower sends them through.
+"""
 
 import logging
 from functools import partial
 
 import flwr
 import numpy as np
+from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from flwr.common import (
     Code,
     FitRes,
@@ -14,6 +19,7 @@ from flwr.common import (
     parameters_to_ndarrays,
 )
 from flwr.server import strategy as strategies
+from flwr.serverapp import strategy as new_strategies
 
 from conformance.adapters.local_steps import (
     follow_server,
@@ -49,6 +55,60 @@ def serve(make_strategy, vectors, first_round=1, starts_v_at_tau2=False):
         return join_leaves(parameters_to_ndarrays(new_parameters))
 
     return follow_server(vectors, sync)
+
+
+class Reply:
+    """A client's reply, with what a strategy reads of it."""
+
+    def __init__(self, arrays):
+        counts = MetricRecord({"num-examples": 10})
+        self.content = RecordDict({"arrays": arrays, "metrics": counts})
+
+    def has_content(self):
+        return True
+
+    def has_error(self):
+        return False
+
+
+def to_arrays(vectors, vector):
+    leaves = split_leaves(vectors, vector)
+    return ArrayRecord({name: Array(leaf) for name, leaf in leaves.items()})
+
+
+def read_arrays(vectors, arrays):
+    return join_leaves(arrays[name].numpy() for name in vectors["leaves"])
+
+
+def serve_replies(make_strategy, vectors, starts_v_at_tau2=False):
+    """Runs a strategy of flwr.serverapp that `make_strategy` makes of settings."""
+    settings = read_settings(vectors)
+    strategy = make_strategy(settings)
+    anchors = [np.array(vectors["start"])]
+    if starts_v_at_tau2:
+        v_start = np.full(len(vectors["start"]), settings["tau"] ** 2)
+        strategy.v_t = split_leaves(vectors, v_start)
+
+    def sync(params):
+        # As configure_train does, which needs the network.
+        strategy.current_arrays = split_leaves(vectors, anchors[-1])
+        replies = [Reply(to_arrays(vectors, vector)) for vector in params]
+        arrays, _ = strategy.aggregate_train(len(anchors), replies)
+        anchors.append(read_arrays(vectors, arrays))
+        return anchors[-1]
+
+    return follow_server(vectors, sync)
+
+
+def make_new_fedavg(settings):
+    return new_strategies.FedAvg()
+
+
+def make_new_adaptive(strategy, settings):
+    options = {"eta": settings["outer_lr"], "tau": settings["tau"]}
+    if strategy is new_strategies.FedAdagrad:
+        return strategy(**options)
+    return strategy(**options, beta_1=settings["b1"], beta_2=settings["b2"])
 
 
 def make_fedavg(settings, start, **options):
@@ -92,6 +152,33 @@ V_FROM_0 = Cause(
     "flower_adam.py",
 )
 FROM_TAU2 = "v_t set to τ² before the first round"
+REPLIES = "replies without its network"
+
+
+def rows_of_serverapp():
+    """Yields the rows of the strategies that take replies."""
+    yield Row(
+        "serverapp FedAvg",
+        "model_averaging",
+        partial(serve_replies, make_new_fedavg),
+        help=REPLIES,
+    )
+    for file, strategy, cause in (
+        ("fedopt", new_strategies.FedAdam, EXPONENT),
+        ("fedopt.yogi", new_strategies.FedYogi, V_FROM_0),
+        ("fedopt.adagrad", new_strategies.FedAdagrad, V_FROM_0),
+    ):
+        name = f"serverapp {strategy.__name__}"
+        run = partial(serve_replies, partial(make_new_adaptive, strategy))
+        yield Row(name, file, run, help=REPLIES, cause=cause)
+        if cause is V_FROM_0:
+            yield Row(
+                f"{name}, v from τ²",
+                file,
+                partial(run, starts_v_at_tau2=True),
+                help=f"{REPLIES}; {FROM_TAU2}",
+            )
+
 
 PROJECT = Project(
     "Flower",
@@ -134,5 +221,6 @@ PROJECT = Project(
             partial(serve, make_adagrad, starts_v_at_tau2=True),
             help=FROM_TAU2,
         ),
+        *rows_of_serverapp(),
     ],
 )

@@ -35,19 +35,17 @@ class HeavyBallState(struct.PyTreeNode):
 
 
 def add_stub(name, **attributes):
+    """Makes a module of these attributes importable; returns it."""
     module = ModuleType(name)
     vars(module).update(attributes)
     sys.modules[name] = module
+    return module
 
 
-add_stub("maxtext.configs", __path__=[])
-add_stub("maxtext.configs.pyconfig", HyperParameters=object)
-sys.modules["maxtext.configs"].pyconfig = sys.modules["maxtext.configs.pyconfig"]
-add_stub("maxtext.common", __path__=[])
-add_stub("maxtext.common.train_state_nnx", TrainStateNNX=TrainStateNNX)
-sys.modules["maxtext.common"].train_state_nnx = sys.modules[
-    "maxtext.common.train_state_nnx"
-]
+pyconfig = add_stub("maxtext.configs.pyconfig", HyperParameters=object)
+add_stub("maxtext.configs", __path__=[], pyconfig=pyconfig)
+train_state = add_stub("maxtext.common.train_state_nnx", TrainStateNNX=TrainStateNNX)
+add_stub("maxtext.common", __path__=[], train_state_nnx=train_state)
 add_stub(
     "maxtext.trainers.diloco.utils.spmd_diloco_checkpointing",
     from_diloco_checkpoint_dict=None,

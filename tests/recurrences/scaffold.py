@@ -9,6 +9,7 @@ SETTINGS = [
     {"period": PERIOD, "learning_rate": LR},
     {"period": 1, "learning_rate": falling},
 ]
+VARIANTS = {"constant_rate": SETTINGS[1]}
 
 
 def recurrence(workers, period, learning_rate):
