@@ -142,8 +142,9 @@ def halos(
         return Levels(init_server(params), (region,) * regions)
 
     def push(levels: Levels, update: PyTree, worker: jax.Array) -> Levels:
-        workers = np.arange(collectives.size(axis))
-        sizes = np.bincount(find_region(workers), minlength=regions)  # (regions,)
+        workers = collectives.size(axis)
+        worker_regions = find_region(np.arange(workers))  # (workers,)
+        sizes = np.bincount(worker_regions, minlength=regions)  # (regions,)
         index = find_region(worker)
         if len({*sizes}) == 1:
             members = int(sizes[0])
@@ -151,19 +152,19 @@ def halos(
             members = jnp.array(sizes, jnp.int32)[index]
         region = levels.select_region(index)
         server = Nesterov(*region_rates, members).step(region.server, update)
-        exchanges = region.arrived + 1 == updates
+        is_exchange = region.arrived + 1 == updates
         move = jax.tree.map(jnp.subtract, region.merged, server.params)
         num_regions = int(np.sum(sizes > 0))
         new_top = Nesterov(global_lr, global_momentum, num_regions).step(
             levels.top, move
         )
-        top = select(exchanges, new_top, levels.top)
+        top = select(is_exchange, new_top, levels.top)
         mixed = jax.tree.map(
             lambda z, x: z + share * (x - z), server.params, top.params
         )
-        server = server._replace(params=select(exchanges, mixed, server.params))
-        merged = select(exchanges, mixed, region.merged)
-        arrived = jnp.where(exchanges, 0, region.arrived + 1)
+        server = server._replace(params=select(is_exchange, mixed, server.params))
+        merged = select(is_exchange, mixed, region.merged)
+        arrived = jnp.where(is_exchange, 0, region.arrived + 1)
         new_region = Region(server, merged, arrived)
         new_regions = tuple(
             select(index == i, new_region, old_region)
