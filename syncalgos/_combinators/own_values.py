@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from syncalgos import _jaxprs
 from syncalgos.collectives import Axis, PyTree
-from syncalgos.collectives._axes import ANALYZED, Peers, mapped_names, names_of
+from syncalgos.collectives._axes import ANALYZED, Peers, find_names, mapped_names
 
 OWN = "own"
 """Stands for a value that depends on own values by a way on which nothing is sent."""
@@ -55,7 +55,7 @@ def trace(function: Callable[[PyTree], PyTree], tree: PyTree, axis: Axis) -> Tra
         names = {*mapped_names(axis)}
     else:
         jaxpr = jax.make_jaxpr(function)(tree)
-        names = {*names_of(axis)}
+        names = {*find_names(axis)}
 
     def is_sent(equation: Any) -> bool:
         named = names & {*_jaxprs.axes(equation)}

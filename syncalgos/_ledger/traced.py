@@ -23,7 +23,7 @@ from syncalgos._jaxprs import (
     within,
 )
 from syncalgos.collectives._axes import check_whole
-from syncalgos.collectives._marks import mark_of
+from syncalgos.collectives._marks import find_mark
 
 # Bytes that a worker of n sends at most per byte of the operand, by ring algorithms.
 _ALL_REDUCE = "all_reduce", lambda n: Fraction(2 * (n - 1), n)
@@ -107,7 +107,7 @@ class Walk:
         if equation.primitive is BY_DATA:
             return inputs[1:]
         if name in CALLS:
-            mark = mark_of(equation)
+            mark = find_mark(equation)
             if mark is None or self._is_in_mark:
                 return follow(*runs(equation, inputs).arms[0], self.equation)
             self.notes.append(Counter({(mark, REQUEST): 1}))

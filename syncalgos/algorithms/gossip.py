@@ -81,7 +81,7 @@ def gossip(
     Family: Peers instead of all.
     """
     graph = peers.check("gossip", topology)
-    if peers.named(graph, "exponential"):
+    if peers.has_name(graph, "exponential"):
         mix_params = mix_field(graph, axis)
     else:
         mix_params = _mix_during_step(graph, axis)

@@ -146,7 +146,7 @@ def size(axis: Axis = WORKERS) -> int:
     return lax.axis_size(names)
 
 
-def names_of(axis: Axis) -> tuple[str, ...]:
+def find_names(axis: Axis) -> tuple[str, ...]:
     """Returns the names of an axis, after checking that each is mapped and usable.
 
     Raises:
@@ -172,7 +172,7 @@ def several(names: Iterable[str]) -> tuple[str, ...]:
 @over_peers(_peers.index)
 def index(axis: Axis = WORKERS) -> jax.Array:
     """Returns this worker's number, an int32 scalar, from 0 in row-major order."""
-    names = several(names_of(axis))
+    names = several(find_names(axis))
     return lax.axis_index(names) if names else jnp.int32(0)
 
 

@@ -75,8 +75,8 @@ def graph(topology: Any, workers: int, *, seed: int = 0) -> Graph:
     """
     workers = checks.whole("workers", workers, least=1)
     seed = checks.whole("seed", seed, least=0)
-    given = check("graph", topology, columns=True)
-    weights = weights_of(given, workers, seed)
+    topology_data = check("graph", topology, columns=True)
+    weights = find_weights(topology_data, workers, seed)
     among = np.linalg.multi_dot([*weights[::-1], np.eye(workers)])
     sizes = np.sort(np.abs(np.linalg.eigvals(among)))
     heard = (weights > 0) & ~np.eye(workers, dtype=bool)
@@ -118,35 +118,43 @@ def check(
     label = f"{where}: topology"
     checks.untraced(label, topology)
     if callable(topology):
-        topology = _period(label, topology)
+        topology = _find_period(label, topology)
     try:
-        given = np.array(topology)
+        topology_array = np.array(topology)
     except ValueError:  # rows of different lengths
-        given = np.asarray(None)
-    if given.dtype.kind not in "iuf":
+        topology_array = np.asarray(None)
+    if topology_array.dtype.kind not in "iuf":
         raise ValueError(
             f"{label} must be a name, a matrix of weights, edges (i, j), a sequence of "
             "matrices, or a function from the step to one, got "
             f"{checks.shown(topology)}"
         )
-    if given.ndim == 2 and given.shape[1] == 2 and given.dtype.kind in "iu":
-        if given.shape == (2, 2) and (given.sum(1) == 1).all() and (given >= 0).all():
+    if (
+        topology_array.ndim == 2
+        and topology_array.shape[1] == 2
+        and topology_array.dtype.kind in "iu"
+    ):
+        if (
+            topology_array.shape == (2, 2)
+            and (topology_array.sum(1) == 1).all()
+            and (topology_array >= 0).all()
+        ):
             raise ValueError(
-                f"{label}: {given.tolist()} may be edges or weights of two workers: "
-                "give floats for weights, or edges once, such as [(0, 1)]"
+                f"{label}: {topology_array.tolist()} may be edges or weights of two "
+                "workers: give floats for weights, or edges once, such as [(0, 1)]"
             )
-        for i, j in given.tolist():
+        for i, j in topology_array.tolist():
             if i == j or min(i, j) < 0:
                 raise ValueError(
                     f"{label}: an edge joins two workers, numbered from 0, got {(i, j)}"
                 )
-        return given
-    weights = given.astype(np.float64)
+        return topology_array
+    weights = topology_array.astype(np.float64)
     weights = weights[None] if weights.ndim == 2 else weights
     if weights.ndim != 3 or weights.shape[1] != weights.shape[2] or not weights.size:
         raise ValueError(
             f"{label} must be a matrix (workers, workers), or several of them, got "
-            f"shape {given.shape}"
+            f"shape {topology_array.shape}"
         )
     if fixed and len(weights) > 1:
         raise ValueError(f"{label} must not change, got {len(weights)} matrices")
@@ -160,12 +168,12 @@ def check(
     return weights
 
 
-def _period(label: str, weights_at: Callable[[int], Any]) -> list[np.ndarray]:
+def _find_period(label: str, weights_by_step: Callable[[int], Any]) -> list[np.ndarray]:
     """Returns the matrices of a function of the step until they repeat."""
-    seen = [np.array(weights_at(step)) for step in range(2 * LONGEST)]
+    matrices = [np.array(weights_by_step(step)) for step in range(2 * LONGEST)]
     for period in range(1, LONGEST + 1):
-        if all(map(np.array_equal, seen, seen[period:])):
-            return seen[:period]
+        if all(map(np.array_equal, matrices, matrices[period:])):
+            return matrices[:period]
     raise ValueError(
         f"{label}: weights by the step must repeat within {LONGEST} steps: give the "
         "matrices to take in turn as a sequence"
@@ -204,7 +212,7 @@ def _check_weights(
         )
 
 
-def weights_of(given: str | np.ndarray, workers: int, seed: int = 0) -> np.ndarray:
+def find_weights(topology: str | np.ndarray, workers: int, seed: int = 0) -> np.ndarray:
     """Returns the weights of a graph of N workers, (period, N, N).
 
     Args:
@@ -215,52 +223,56 @@ def weights_of(given: str | np.ndarray, workers: int, seed: int = 0) -> np.ndarr
     Raises:
         ValueError: the graph is for another number of workers.
     """
-    if not isinstance(given, str) and given.ndim == 3:
-        if given.shape[1] != workers:
+    if not isinstance(topology, str) and topology.ndim == 3:
+        if topology.shape[1] != workers:
             raise ValueError(
-                f"topology: the weights are for {given.shape[1]} workers, but there "
+                f"topology: the weights are for {topology.shape[1]} workers, but there "
                 f"are {workers}"
             )
-        return given
-    if not isinstance(given, str):
-        if given.size and given.max() >= workers:
+        return topology
+    if not isinstance(topology, str):
+        if topology.size and topology.max() >= workers:
             raise ValueError(
-                f"topology: an edge goes to worker {given.max()}, but the last of "
+                f"topology: an edge goes to worker {topology.max()}, but the last of "
                 f"{workers} is {workers - 1}"
             )
-        return _metropolis(_among(given, workers))[None]
-    if given == "exponential":
-        return np.stack([_hearing([by], workers) for by in powers(workers) or [0]])
-    if given == "static_exponential":
-        return _hearing(powers(workers), workers)[None]
-    if given == "erdos_renyi":
+        return _metropolis(_find_neighbours(topology, workers))[None]
+    if topology == "exponential":
+        return np.stack(
+            [_weigh_shifts([distance], workers) for distance in powers(workers) or [0]]
+        )
+    if topology == "static_exponential":
+        return _weigh_shifts(powers(workers), workers)[None]
+    if topology == "erdos_renyi":
         return _metropolis(_erdos_renyi(workers, seed))[None]
-    if given == "hypercube" and workers & (workers - 1):
+    if topology == "hypercube" and workers & (workers - 1):
         raise ValueError(
             f"topology: a hypercube has 2, 4, 8, … workers, but there are {workers}"
         )
-    edges = np.array(EDGES[given](workers), int).reshape(-1, 2)
-    return _metropolis(_among(edges, workers))[None]
+    edges = np.array(EDGES[topology](workers), int).reshape(-1, 2)
+    return _metropolis(_find_neighbours(edges, workers))[None]
 
 
-def named(given: str | np.ndarray, name: str) -> bool:
+def has_name(topology: str | np.ndarray, name: str) -> bool:
     """Whether a graph, as `check` returned it, was given by this name."""
-    return isinstance(given, str) and given == name
+    return isinstance(topology, str) and topology == name
 
 
-def changes(given: str | np.ndarray) -> bool:
+def changes(topology: str | np.ndarray) -> bool:
     """Whether a graph, as `check` returned it, has other links at other steps."""
-    several = not isinstance(given, str) and given.ndim == 3 and len(given) > 1
-    return several or named(given, "exponential")
+    several = not isinstance(topology, str) and topology.ndim == 3 and len(topology) > 1
+    return several or has_name(topology, "exponential")
 
 
-def _hearing(shifts: list[int], workers: int) -> np.ndarray:
+def _weigh_shifts(shifts: list[int], workers: int) -> np.ndarray:
     """The weights if each worker hears those ahead by `shifts`, all weighing alike."""
-    one = np.eye(workers)
-    return sum((np.roll(one, by, 1) for by in shifts), one) / (1 + len(shifts))
+    identity = np.eye(workers)
+    return sum((np.roll(identity, distance, 1) for distance in shifts), identity) / (
+        1 + len(shifts)
+    )
 
 
-def _among(edges: np.ndarray, workers: int) -> np.ndarray:
+def _find_neighbours(edges: np.ndarray, workers: int) -> np.ndarray:
     """Pairs of neighbours, (N, N) booleans; no worker is its own neighbour."""
     joined = np.zeros((workers, workers), bool)
     joined[edges[:, 0], edges[:, 1]] = joined[edges[:, 1], edges[:, 0]] = True

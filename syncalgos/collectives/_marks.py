@@ -34,19 +34,21 @@ def marked(function: Function) -> Function:
         bound = signature.bind(tree, *args, **kwargs)
         bound.apply_defaults()
         settings = [*bound.arguments.values()][1:]
-        known = [x for x in settings if not isinstance(x, jax.Array)]
+        static_settings = [x for x in settings if not isinstance(x, jax.Array)]
 
         def collective(tree):
             return function(tree, *settings)
 
         shapes = [jax.typeof(x).str_short() for x in jax.tree.leaves(tree)]
-        collective.__name__ = f"{_PREFIX}{function.__name__}{known} of {shapes}"
+        collective.__name__ = (
+            f"{_PREFIX}{function.__name__}{static_settings} of {shapes}"
+        )
         return jax.jit(collective)(tree)
 
     return call  # type: ignore[return-value]  # the same type for its callers
 
 
-def mark_of(equation: Any) -> str | None:
+def find_mark(equation: Any) -> str | None:
     """The name, settings and shapes of a marked collective; None for what is none."""
     name = equation.params.get("name")
     is_marked = isinstance(name, str) and name.startswith(_PREFIX)

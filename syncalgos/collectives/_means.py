@@ -11,8 +11,8 @@ from syncalgos.collectives import _peer_collectives
 from syncalgos.collectives._axes import (
     WORKERS,
     Axis,
+    find_names,
     index,
-    names_of,
     over_peers,
     platform,
     several,
@@ -59,19 +59,24 @@ def mean(tree: PyTree, axis: Axis = WORKERS, share: jax.Array | None = None) -> 
 @over_peers(_peer_collectives.total)
 def _total(leaves: list[jax.Array], axis: Axis, over: int = 1) -> list[jax.Array]:
     """Returns the sum over the workers of every leaf, divided by a number."""
-    names = names_of(axis)
-    outer, lane = names[:-1], names[-1]
-    sums, short = leaves, [widen(x).dtype != x.dtype for x in leaves]
+    names = find_names(axis)
+    outer = names[:-1]
+    lane = names[-1]
+    sums = leaves
+    short = [widen(x).dtype != x.dtype for x in leaves]
     if outer and _worth_a_loop(leaves, lane):
-        sums, names = _sum_over_lanes(lane, leaves), outer
+        sums = _sum_over_lanes(lane, leaves)
+        names = outer
     elif outer and (any(short) or crosses(outer)):
         # If it crosses, before they are joined: XLA merges a leaf's sum over lanes with
         # its all-reduce into one sum, which then has the order of a single process.
-        sums, names = [_lane_sum(x, lane) for x in leaves], outer
+        sums = [_lane_sum(x, lane) for x in leaves]
+        names = outer
 
     # A sum of short floats may overflow where the mean does not, and would be rounded
     # twice. So it is divided first, in float32, as DDP does.
-    triples, names = zip(sums, leaves, short, strict=True), several(names)
+    triples = zip(sums, leaves, short, strict=True)
+    names = several(names)
     sums = [narrow(widen(x) / over, like) if s else x for x, like, s in triples]
     sums = summed(sums, names) if names else sums
     return [x if s else x / over for x, s in zip(sums, short, strict=True)]
@@ -84,7 +89,8 @@ def _lane_sum(x: jax.Array, lane: str) -> jax.Array:
 
 def _worth_a_loop(leaves: list[jax.Array], lane: str) -> bool:
     """Whether additions in a loop are faster than psum over lanes."""
-    lanes, numbers = lax.axis_size(lane), sum(x.size for x in leaves)
+    lanes = lax.axis_size(lane)
+    numbers = sum(x.size for x in leaves)
     return lanes > 1 and platform() == "cpu" and lanes * numbers > SUMMED
 
 
@@ -140,18 +146,23 @@ def group_mean(tree: PyTree, groups: int, axis: Axis = WORKERS) -> PyTree:
 def _mean_of_group(tree: PyTree, groups: int, axis: Axis) -> PyTree:
     """`group_mean`, for at least two groups that divide the workers."""
     workers = size(axis)
-    outer, lane = names_of(axis)[:-1], names_of(axis)[-1]
-    lanes, members = lax.axis_size(lane), workers // groups
+    outer = find_names(axis)[:-1]
+    lane = find_names(axis)[-1]
+    lanes = lax.axis_size(lane)
+    members = workers // groups
     mine = index(axis) // members
     looped = _worth_a_loop([*map(jnp.asarray, jax.tree.leaves(tree))], lane)
 
     def over_devices(x: jax.Array, like: jax.Array) -> jax.Array:
-        each, devices = members // lanes, workers // lanes
-        grouped = [list(range(i, i + each)) for i in range(0, devices, each)]
+        devices_each = members // lanes
+        devices = workers // lanes
+        grouped = [
+            list(range(i, i + devices_each)) for i in range(0, devices, devices_each)
+        ]
         if like.dtype != x.dtype:  # as in `_total`
             part = narrow(x / members, like)
             return lax.psum(part, outer, axis_index_groups=grouped)
-        return lax.psum(x / lanes, outer, axis_index_groups=grouped) / each
+        return lax.psum(x / lanes, outer, axis_index_groups=grouped) / devices_each
 
     def leaf(x: jax.Array) -> jax.Array:
         # A group is consecutive workers, not the lanes of a device: otherwise the
@@ -195,12 +206,12 @@ def agreed(
 
     def mean_of_equals(leaves: list[jax.Array]) -> list[jax.Array]:
         masked = [jnp.where(is_other, 0, x) for x in leaves]
-        first = widen(_total(masked, axis))
+        first_values = widen(_total(masked, axis))
         # The difference of two infinities is no number.
-        first = [jnp.where(jnp.isfinite(x), x, 0) for x in first]
+        first_values = [jnp.where(jnp.isfinite(x), x, 0) for x in first_values]
         # In float32: the difference of two short floats, or their sum, may overflow.
-        differences = jax.tree.map(jnp.subtract, widen(leaves), first)
-        moved = jax.tree.map(jnp.add, first, mean(differences, axis, share))
+        differences = jax.tree.map(jnp.subtract, widen(leaves), first_values)
+        moved = jax.tree.map(jnp.add, first_values, mean(differences, axis, share))
         return narrow(moved, leaves)
 
     return on_floats(mean_of_equals, tree)

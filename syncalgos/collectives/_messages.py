@@ -38,8 +38,8 @@ def crosses(names: Sequence[str]) -> bool:
     It is False for workers that are meshes, which send their arrays one by one: to join
     arrays, a worker would have to move their shards between its devices.
     """
-    here = platform() == "cpu" and jax.process_count() > 1
-    gloo = bool(several(names)) and (here or AS_GLOO.get())
+    is_gloo_here = platform() == "cpu" and jax.process_count() > 1
+    gloo = bool(several(names)) and (is_gloo_here or AS_GLOO.get())
     mesh = jax.sharding.get_abstract_mesh()
     within = {*mesh.axis_names} - {*mesh.manual_axes}
     return gloo and all(mesh.shape[name] == 1 for name in within)
@@ -59,14 +59,14 @@ def summed(leaves: Sequence[jax.Array], names: tuple[str, ...]) -> list[jax.Arra
     if not crosses(names):
         return [lax.psum(x, names) for x in leaves]
     # Joined in one program, each number is still summed as in its own leaf.
-    found = [*leaves]
+    sums = [*leaves]
     for bucket in buckets(leaves):
         joined = [leaves[i].reshape(-1) for i in bucket]
         total = lax.psum(_joined(joined), names)
         ends = np.cumsum([x.size for x in joined])[:-1]
         for i, part in zip(bucket, jnp.split(total, ends), strict=True):
-            found[i] = part.reshape(leaves[i].shape)
-    return found
+            sums[i] = part.reshape(leaves[i].shape)
+    return sums
 
 
 def _joined(flat: Sequence[jax.Array]) -> jax.Array:
@@ -76,22 +76,22 @@ def _joined(flat: Sequence[jax.Array]) -> jax.Array:
     # XLA on CPU fuses operands, such as the sum of a bias, into a concatenation and
     # computes them for each of its entries: 1.1 MB of an MLP's gradients took 80 ms.
     *starts, length = np.cumsum([0, *(x.size for x in flat)])
-    whole = jnp.zeros(length, flat[0].dtype)
+    buffer = jnp.zeros(length, flat[0].dtype)
     for x, start in zip(flat, starts, strict=True):
-        whole = lax.dynamic_update_slice(whole, x, (start,))
-    return whole
+        buffer = lax.dynamic_update_slice(buffer, x, (start,))
+    return buffer
 
 
 def buckets(leaves: Sequence[jax.Array | np.ndarray]) -> list[list[int]]:
     """Groups leaf numbers in order: leaves of one dtype, at most BUCKET bytes."""
     buckets: list[list[int]] = []
     room: dict[np.dtype, int] = {}  # in the last bucket of a dtype
-    last: dict[np.dtype, list[int]] = {}
+    open_buckets: dict[np.dtype, list[int]] = {}
     for i, x in enumerate(leaves):
         if x.nbytes > room.get(x.dtype, -1):
-            last[x.dtype], room[x.dtype] = [], BUCKET
-            buckets.append(last[x.dtype])
-        last[x.dtype].append(i)
+            open_buckets[x.dtype], room[x.dtype] = [], BUCKET
+            buckets.append(open_buckets[x.dtype])
+        open_buckets[x.dtype].append(i)
         room[x.dtype] -= x.nbytes
     return buckets
 
@@ -113,19 +113,20 @@ def moved(
     Returns:
         The leaves that arrived.
     """
-    lead, joins = min(rows, 1), crosses(names)
+    lead = min(rows, 1)
+    joins = crosses(names)
     mine = [i for i, x in enumerate(leaves) if joins and _has_bytes(x)]
-    found = [x if i in mine else send(x) for i, x in enumerate(leaves)]
+    moved_leaves = [x if i in mine else send(x) for i, x in enumerate(leaves)]
     if not mine:
-        return found
-    own = [leaves[i] for i in mine]
-    flat = [x.reshape(*x.shape[:lead], -1).view(jnp.uint8) for x in own]
+        return moved_leaves
+    joined_leaves = [leaves[i] for i in mine]
+    flat = [x.reshape(*x.shape[:lead], -1).view(jnp.uint8) for x in joined_leaves]
     arrived = _cut(jnp.concatenate(flat, axis=-1), send, MESSAGE // max(rows, 1))
     ends = np.cumsum([x.shape[-1] for x in flat])[:-1]
     parts = jnp.split(arrived, ends, axis=-1)
-    for i, x, part in zip(mine, own, parts, strict=True):
-        found[i] = part.view(x.dtype).reshape(*part.shape[:-1], *x.shape[lead:])
-    return found
+    for i, x, part in zip(mine, joined_leaves, parts, strict=True):
+        moved_leaves[i] = part.view(x.dtype).reshape(*part.shape[:-1], *x.shape[lead:])
+    return moved_leaves
 
 
 def _has_bytes(x: jax.Array) -> bool:
@@ -149,11 +150,12 @@ def _cut(
     count = max(1, -(-length // longest))
     size = length // count
     # No message is padded, so that the ledger's count stays exact.
-    whole, rest = x[..., : count * size], x[..., count * size :]
-    pieces = jnp.moveaxis(whole.reshape(*x.shape[:-1], count, size), -2, 0)
+    equal_part = x[..., : count * size]
+    remainder = x[..., count * size :]
+    pieces = jnp.moveaxis(equal_part.reshape(*x.shape[:-1], count, size), -2, 0)
     arrived = lax.map(send, pieces) if count > 1 else send(pieces[0])[None]
     arrived = jnp.moveaxis(arrived, 0, -2)
     arrived = arrived.reshape(*arrived.shape[:-2], count * size)
-    if not rest.size:
+    if not remainder.size:
         return arrived
-    return jnp.concatenate([arrived, send(rest)], axis=-1)
+    return jnp.concatenate([arrived, send(remainder)], axis=-1)

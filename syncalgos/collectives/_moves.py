@@ -20,8 +20,8 @@ from syncalgos.collectives import _peer_collectives
 from syncalgos.collectives._axes import (
     WORKERS,
     Axis,
+    find_names,
     index,
-    names_of,
     over_peers,
     several,
     size,
@@ -45,23 +45,23 @@ def gather(tree: PyTree, axis: Axis = WORKERS) -> PyTree:
         on all workers. Each of N workers sends its leaves N - 1 times.
     """
 
-    names = names_of(axis)
+    names = find_names(axis)
+    outermost, *inner_names = names
     leaves, form = jax.tree.flatten(tree)
 
-    def rows_of(x: Any) -> jax.Array:
+    def split_into_rows(x: Any) -> jax.Array:
         # XLA for TPUs turns a gather of flat arrays that do not fill tiles into an
         # all-reduce, which sends twice as much (libtpu 0.0.52).
         flat = len(x.shape) == 1
         rows = next((n for n in range(2, 64) if flat and x.size % n == 0), 1)
         return x if rows == 1 else x.reshape(rows, x.size // rows)
 
-    found = [rows_of(jnp.asarray(x)) for x in leaves]
-    first, inner = names[0], names[1:]
-    for name in reversed(several(inner)):  # (lanes, *S)
-        found = [lax.all_gather(x, name) for x in found]
+    gathered = [split_into_rows(jnp.asarray(x)) for x in leaves]
+    for name in reversed(several(inner_names)):  # (lanes, *S)
+        gathered = [lax.all_gather(x, name) for x in gathered]
     # (devices, lanes, *S): arrays leave a process along the first axis only.
-    found = moved(found, lambda x: lax.all_gather(x, first), [first])
-    pairs = zip(found, leaves, strict=True)
+    gathered = moved(gathered, lambda x: lax.all_gather(x, outermost), [outermost])
+    pairs = zip(gathered, leaves, strict=True)
     return form.unflatten([y.reshape(size(axis), *jnp.shape(x)) for y, x in pairs])
 
 
@@ -77,25 +77,31 @@ def shift(tree: PyTree, by: int, axis: Axis = WORKERS) -> PyTree:
     """
     no_mean("an exchange between single workers")
     # With axes of one worker XLA for TPUs would all-reduce gradients within workers.
-    by, names = by % size(axis), several(names_of(axis))
+    distance = by % size(axis)
+    if not distance:
+        return tree
     leaves, form = jax.tree.flatten(jax.tree.map(jnp.asarray, tree))
-    return form.unflatten(_shift(leaves, by, names)) if by else tree
+    return form.unflatten(_shift(leaves, distance, several(find_names(axis))))
 
 
-def _shift(leaves: list[jax.Array], by: int, names: tuple[str, ...]) -> list[jax.Array]:
+def _shift(
+    leaves: list[jax.Array], distance: int, names: tuple[str, ...]
+) -> list[jax.Array]:
     """`shift`, for leaves: at most two permutations of devices."""
-    outer, name = names[:-1], names[-1]
+    *outer_names, name = names
     n = lax.axis_size(name)
-    if not outer:
-        to_and_from = [((i + by) % n, i) for i in range(n)]
-        return _permuted(leaves, name, to_and_from) if by % n else leaves
-    # Lane l of device d reads lane l + rest of device d + hops; past the last lane, it
-    # reads from the device after that. So each device sends each of its lanes once.
-    hops, rest = divmod(by, n)
+    if not outer_names:
+        sources_and_targets = [((i + distance) % n, i) for i in range(n)]
+        return _permuted(leaves, name, sources_and_targets) if distance % n else leaves
+    # Lane l of device d reads lane l + lane_distance of device d + device_distance;
+    # past the last lane, it reads from the device after that. So each device sends each
+    # of its lanes once.
+    device_distance, lane_distance = divmod(distance, n)
     lanes = [lax.all_gather(x, name) for x in leaves]  # (lanes, *shape), all alike
-    arrived = _shift([x[rest:] for x in lanes], hops, outer)
-    if rest:
-        late = _shift([x[:rest] for x in lanes], hops + 1, outer)
+    outer = tuple(outer_names)
+    arrived = _shift([x[lane_distance:] for x in lanes], device_distance, outer)
+    if lane_distance:
+        late = _shift([x[:lane_distance] for x in lanes], device_distance + 1, outer)
         arrived = [jnp.concatenate(pair) for pair in zip(arrived, late, strict=True)]
     return [x[lax.axis_index(name)] for x in arrived]
 
@@ -129,7 +135,7 @@ def exchange(
     """
     no_mean("an exchange between single workers")
     # Over two axes, a permutation of workers takes a gather from all.
-    names = [*several(names_of(axis))]
+    names = [*several(find_names(axis))]
     if len(names) > 1:
         mine = jnp.asarray(sources)[chosen, index(axis)]
         return jax.tree.map(lambda x: gather(x, axis)[mine], tree)
@@ -157,10 +163,10 @@ def all_to_all(tree: PyTree, axis: Axis = WORKERS) -> PyTree:
     Returns:
         A tree of the same shapes. Each worker sends all its rows except its own.
     """
-    names = names_of(axis)
+    names = find_names(axis)
     sizes = [lax.axis_size(name) for name in names]
     leaves, form = jax.tree.flatten(tree)
-    found = [x.reshape(*sizes, *x.shape[1:]) for x in leaves]
+    transposed = [x.reshape(*sizes, *x.shape[1:]) for x in leaves]
     for i, name in enumerate(names):
         if sizes[i] == 1:
             continue
@@ -172,8 +178,8 @@ def all_to_all(tree: PyTree, axis: Axis = WORKERS) -> PyTree:
 
         # Messages are cut along the first axis only.
         if i == 0:
-            found = moved(found, send, [name], math.prod(sizes[1:]))
+            transposed = moved(transposed, send, [name], math.prod(sizes[1:]))
         else:
-            found = [send(x) for x in found]
-    pairs = zip(found, leaves, strict=True)
+            transposed = [send(x) for x in transposed]
+    pairs = zip(transposed, leaves, strict=True)
     return form.unflatten([y.reshape(x.shape) for y, x in pairs])

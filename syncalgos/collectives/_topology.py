@@ -13,8 +13,8 @@ from syncalgos._dtypes import narrow, on_floats, widen
 from syncalgos._keys import common_key
 from syncalgos.collectives import Axis, PyTree
 from syncalgos.collectives._graphs import check as check
-from syncalgos.collectives._graphs import named as named
-from syncalgos.collectives._matchings import Link, links_of
+from syncalgos.collectives._graphs import has_name as has_name
+from syncalgos.collectives._matchings import Link, find_links
 
 Topology = str | np.ndarray
 """A graph as `check` returns it."""
@@ -49,7 +49,7 @@ def links(topology: Topology, axis: Axis) -> list[list[Link]]:
     Raises:
         ValueError: the graph is for another number of workers.
     """
-    return links_of(topology, collectives.size(axis))
+    return find_links(topology, collectives.size(axis))
 
 
 def hear(tree: PyTree, link: Link, axis: Axis) -> PyTree:
@@ -68,22 +68,26 @@ def weigh(link: Link, axis: Axis) -> Callable[[jax.Array], jax.Array]:
     # fusion. A ring keeps known numbers, so that older runs continue unchanged.
     if link.constant:
         return lambda x: x / float(1 / link.weights[0])
-    heard, least = link.weights > 0, np.where(link.weights > 0, link.weights, 1)
-    mine = collectives.index(axis)
-    hears, by = jnp.asarray(heard)[mine], jnp.asarray(1 / least)[mine]
-    by = jax.lax.optimization_barrier(by)
-    return lambda x: jnp.where(hears, x / by.astype(x.dtype), 0)
+    has_source = link.weights > 0
+    divisors = 1 / np.where(has_source, link.weights, 1)
+    worker = collectives.index(axis)
+    hears = jnp.asarray(has_source)[worker]
+    divisor = jnp.asarray(divisors)[worker]
+    divisor = jax.lax.optimization_barrier(divisor)
+    return lambda x: jnp.where(hears, x / divisor.astype(x.dtype), 0)
 
 
 def pull(
-    own: jax.Array, others: list[jax.Array], links: list[Link], axis: Axis
+    own_values: jax.Array, peer_values: list[jax.Array], links: list[Link], axis: Axis
 ) -> jax.Array:
     """Returns W x - x for one array, from the values of this worker and its peers."""
-    parts, weights = [y - own for y in others], np.array([x.weights for x in links])
+    differences = [x - own_values for x in peer_values]
+    weights = np.array([x.weights for x in links])
     if weights.size and (weights == weights.flat[0]).all():
-        return weigh(links[0], axis)(sum(parts[1:], parts[0]))
-    parts = [weigh(link, axis)(x) for link, x in zip(links, parts, strict=True)]
-    return sum(parts, jnp.zeros_like(own))
+        return weigh(links[0], axis)(sum(differences[1:], differences[0]))
+    pairs = zip(links, differences, strict=True)
+    pulls = [weigh(link, axis)(difference) for link, difference in pairs]
+    return sum(pulls, jnp.zeros_like(own_values))
 
 
 def moves(tree: PyTree, topology: Topology, step: Any, axis: Axis) -> PyTree:
@@ -100,13 +104,17 @@ def moves(tree: PyTree, topology: Topology, step: Any, axis: Axis) -> PyTree:
         hold the same values.
     """
 
-    def along(chosen, tree):
-        own, total = widen(tree), None
-        for link in chosen:
-            heard, part = hear(tree, link, axis), weigh(link, axis)
-            pulls = jax.tree.map(lambda x, y, part=part: part(y - x), own, heard)
+    def along(step_links: list[Link], tree: PyTree) -> PyTree:
+        own_values = widen(tree)
+        total = None
+        for link in step_links:
+            peer_values = hear(tree, link, axis)
+            weight = weigh(link, axis)
+            pulls = jax.tree.map(
+                lambda x, y, weight=weight: weight(y - x), own_values, peer_values
+            )
             total = pulls if total is None else jax.tree.map(jnp.add, total, pulls)
-        return jax.tree.map(jnp.zeros_like, own) if total is None else total
+        return jax.tree.map(jnp.zeros_like, own_values) if total is None else total
 
     return _at_step(along, topology, step, axis, tree)
 
@@ -127,22 +135,22 @@ def push(
         W x for the weights W. The total of each sum over the workers stays the same.
     """
 
-    def along(chosen, tree):
+    def along(step_links: list[Link], tree: PyTree) -> PyTree:
         total = tree
-        for link in chosen:
+        for link in step_links:
             # The link's weights belong to hearers; source j gives to worker order[j].
             order = np.argsort(link.sources)
-            part = weigh(Link(link.sources, link.weights[order]), axis)
+            weight = weigh(Link(link.sources, link.weights[order]), axis)
             gives = jax.tree.map(
-                lambda x, part=part: jnp.where(sends, part(x), 0), tree
+                lambda x, weight=weight: jnp.where(sends, weight(x), 0), tree
             )
             total = jax.tree.map(take, total, gives, hear(gives, link, axis))
         return total
 
-    def take(total, gives, gets):
+    def take(total: jax.Array, gives: jax.Array, gets: jax.Array) -> jax.Array:
         # Taking away half of a sum leaves exactly the other half. Otherwise, where all
         # workers hold and give the same, the difference is exactly 0.
-        halves = named(topology, "exponential")
+        halves = has_name(topology, "exponential")
         return total - gives + gets if halves else total + (gets - gives)
 
     return _at_step(along, topology, step, axis, tree)
@@ -161,18 +169,20 @@ def mix(tree: PyTree, topology: Topology, step: Any, axis: Axis) -> PyTree:
         A tree of the same shapes and dtypes.
     """
 
-    def peer_of(chosen, own):  # one at each step; a single worker has none
-        return hear(own, chosen[0], axis) if chosen else own
+    # At each step there is one peer; a single worker has none.
+    def hear_peer(step_links: list[Link], leaves: PyTree) -> PyTree:
+        return hear(leaves, step_links[0], axis) if step_links else leaves
 
-    def mixed(own):
-        if named(topology, "exponential"):
-            peer = widen(_at_step(peer_of, topology, step, axis, own))
-            pairs = zip(widen(own), peer, strict=True)  # a short sum may overflow
-            return narrow([(x + y) / 2 for x, y in pairs], own)
-        pulls = moves(own, topology, step, axis)
-        return narrow(jax.tree.map(jnp.add, own, pulls), own)
+    def mix_floats(leaves: list[jax.Array]) -> list[jax.Array]:
+        if has_name(topology, "exponential"):
+            peer_leaves = widen(_at_step(hear_peer, topology, step, axis, leaves))
+            pairs = zip(widen(leaves), peer_leaves, strict=True)
+            # In float32: a short sum may overflow.
+            return narrow([(x + y) / 2 for x, y in pairs], leaves)
+        pulls = moves(leaves, topology, step, axis)
+        return narrow(jax.tree.map(jnp.add, leaves, pulls), leaves)
 
-    return on_floats(mixed, tree)
+    return on_floats(mix_floats, tree)
 
 
 def _at_step(
@@ -183,16 +193,17 @@ def _at_step(
     tree: PyTree,
 ) -> PyTree:
     """Applies a function to the links of a step and a tree."""
-    ways = [partial(along, chosen) for chosen in links(topology, axis)]
-    if len(ways) == 1:
-        return ways[0](tree)
-    return jax.lax.switch(step % len(ways), ways, tree)
+    branches = [partial(along, step_links) for step_links in links(topology, axis)]
+    if len(branches) == 1:
+        return branches[0](tree)
+    return jax.lax.switch(step % len(branches), branches, tree)
 
 
 def _matching(workers: int, seed: int, number: int) -> tuple[int, ...]:
     """Returns each worker's partner, (workers,); a worker left over is its own."""
     order = np.random.default_rng([seed, number]).permutation(workers)
-    half, partner = workers // 2, np.arange(workers)
+    half = workers // 2
+    partner = np.arange(workers)
     partner[order[:half]] = order[half : 2 * half]
     partner[order[half : 2 * half]] = order[:half]
     return tuple(map(int, partner))

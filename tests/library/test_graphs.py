@@ -120,7 +120,7 @@ def drawn_weights(workers):
 @given(st.data(), st.integers(2, 12))
 def test_weights_are_cut_into_as_many_permutations_as_the_largest_degree(data, workers):
     weights = data.draw(drawn_weights(workers))
-    links = _matchings.links_of(weights[None], workers)[0]
+    links = _matchings.find_links(weights[None], workers)[0]
     heard = (weights > 0) & ~np.eye(workers, dtype=bool)
     assert len(links) == max(heard.sum(0).max(), heard.sum(1).max())
     together = np.diag(np.diag(weights))
