@@ -33,7 +33,7 @@ START = flatten(initial_params())
 SIZES = [np.size(leaf) for leaf in initial_params().values()]
 X, TARGET = make_batches(STEPS)
 FIRST_Q = "the first Q of a leaf, by the leaf's number"
-BY_PARTS = (
+PART_DRAWS = (
     "for each leaf in turn, workers + 1 rows of ceil(size / workers) numbers: row j "
     "for this worker's part j of the leaf, the last for the mean of its own part"
 )
@@ -92,10 +92,11 @@ def by_leaf(function, *vectors):
     return np.concatenate([np.ravel(part) for part in parts])
 
 
-def parts_of(leaf, workers):
+def split_leaf(leaf, workers):
     """The parts of a leaf that one worker each averages; the last ones are short."""
-    x, part = leaf.ravel(), ceil(leaf.size / workers)
-    return [x[j * part : (j + 1) * part] for j in range(workers)]
+    x = leaf.ravel()
+    size = ceil(leaf.size / workers)
+    return [x[j * size : (j + 1) * size] for j in range(workers)]
 
 
 def draw_key(seed, *numbers):

@@ -25,11 +25,14 @@ class Server:
     """The server's lines of the algorithm."""
 
     def __init__(self, theta, lr, momentum, buffer, early):
-        self.theta, self.m, self.delta, self.t = theta, 0 * theta, 0 * theta, 0
-        self.rest = lr, momentum, buffer, early
+        self.theta = theta
+        self.m = 0 * theta
+        self.delta = 0 * theta
+        self.t = 0
+        self.settings = lr, momentum, buffer, early
 
     def push(self, update):
-        lr, beta, buffer, c = self.rest
+        lr, beta, buffer, c = self.settings
         self.delta = self.delta + update
         if (self.t + 1) % buffer == 0:
             self.m = beta * self.m + self.delta / buffer
@@ -42,6 +45,12 @@ class Server:
         return self.theta
 
 
+def worker_speeds(workers, slowest):
+    """The speeds in 1024ths, which fall evenly from 1 to `slowest`."""
+    slowdown = 1024 - round(1024 * slowest)
+    return [1024 - slowdown * i // max(workers - 1, 1) for i in range(workers)]
+
+
 def arrivals(workers, period, slowest, dynamic_steps=False, momentum=None):
     """Yields (step, θ, the workers that end a round in it); others rest meanwhile.
 
@@ -52,22 +61,24 @@ def arrivals(workers, period, slowest, dynamic_steps=False, momentum=None):
         dynamic_steps: whether slower ones take fewer.
         momentum: where the workers' own is held, which then rests as they do.
     """
-    lost, others = 1024 - round(1024 * slowest), max(workers - 1, 1)
-    speeds = [1024 - lost * i // others for i in range(workers)]
+    speeds = worker_speeds(workers, slowest)
     periods = [period * s // 1024 if dynamic_steps else period for s in speeds]
-    held, rest = [START] * workers, [np.zeros_like(START)] * workers
+    old_theta = [START] * workers
+    old_momentum = [np.zeros_like(START)] * workers
     for step, theta in local_steps(workers, momentum=momentum):
         ended = []
         for i, speed in enumerate(speeds):
-            before, now = step * speed // 1024, (step + 1) * speed // 1024
-            if now == before:
-                theta[i] = held[i]
+            old_steps = step * speed // 1024
+            new_steps = (step + 1) * speed // 1024
+            if new_steps == old_steps:
+                theta[i] = old_theta[i]
                 if momentum is not None:
-                    momentum[i] = rest[i]
-            elif now % periods[i] == 0:
+                    momentum[i] = old_momentum[i]
+            elif new_steps % periods[i] == 0:
                 ended.append(i)
         yield step, theta, ended
-        held, rest = list(theta), list(momentum or rest)
+        old_theta = list(theta)
+        old_momentum = list(momentum or old_momentum)
 
 
 def recurrence(

@@ -15,7 +15,9 @@ VARIANTS = {"plain": SETTINGS[2]}
 
 def recurrence(workers, period, block_momentum=None, block_lr=1.0, nesterov=False):
     mu = 1 - 1 / workers if block_momentum is None else block_momentum
-    w, y, delta = START, START, np.zeros_like(START)
+    w = START
+    y = START
+    delta = np.zeros_like(START)
     for step, theta in local_steps(workers):
         if (step + 1) % period == 0:
             block_update = mean(theta) - y

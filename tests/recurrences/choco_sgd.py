@@ -8,7 +8,7 @@ from recurrences.graphs import EDGES, WEIGHTS, mixed
 from recurrences.topk_sgd import top_k
 
 SETTINGS = [
-    (settings, {"first_known": START})
+    (settings, {"start_estimate": START})
     for settings in (
         {"topology": WEIGHTS, "density": 0.3, "consensus": 0.4},
         {},
@@ -22,14 +22,14 @@ SETTINGS = [
 
 
 def recurrence(
-    workers, density=0.1, consensus=None, topology="ring", first_known=0.0 * START
+    workers, density=0.1, consensus=None, topology="ring", start_estimate=0.0 * START
 ):
     consensus = min(1, 2 * density) if consensus is None else consensus
-    known = [first_known] * workers
+    estimates = [start_estimate] * workers
     for _, theta in local_steps(workers):
         for i in range(workers):
-            known[i] = known[i] + top_k(theta[i] - known[i], density)
-        around = mixed(known, topology)
+            estimates[i] = estimates[i] + top_k(theta[i] - estimates[i], density)
+        around = mixed(estimates, topology)
         for i in range(workers):
-            theta[i] = theta[i] + consensus * (around[i] - known[i])
+            theta[i] = theta[i] + consensus * (around[i] - estimates[i])
         yield mean(theta), theta

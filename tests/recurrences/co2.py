@@ -1,4 +1,4 @@
-"""Sun et al. 2024, algorithm 1: what arrives at a sync was sent a round before.
+"""Sun et al. 2024, algorithm 1: what arrives at a sync was rounds a round old_x.
 
 Λ, which the paper calls the penalty of the staleness gap, is 1 + how far x has moved
 since what arrives was measured, in units of what arrives.
@@ -19,20 +19,24 @@ SETTINGS = [
 def recurrence(
     workers, period, outer_lr=1.0, outer_momentum=0.0, entry_clip=None, penalty=True
 ):
-    x, before, m = START, START, np.zeros_like(START)
-    sent = []  # (the x of a round's start, the mean at its end)
+    x = START
+    old_x = START
+    m = np.zeros_like(START)
+    rounds = []  # (the x of a round's start, the mean at its end)
     for step, theta in local_steps(workers):
         if (step + 1) % period == 0:
-            sent.append((x, mean(theta)))
-            step_to = x
-            if len(sent) > 1:
-                began, arrived = sent[-2]
-                moves = began - arrived
-                gap = np.linalg.norm(x - before) / np.linalg.norm(moves)
+            rounds.append((x, mean(theta)))
+            new_x = x
+            if len(rounds) > 1:
+                round_start, round_end = rounds[-2]
+                moves = round_start - round_end
+                gap = np.linalg.norm(x - old_x) / np.linalg.norm(moves)
                 m = outer_momentum * m + moves / (1 + gap if penalty else 1)
-                step_to = x - outer_lr * (
-                    m if entry_clip is None else np.clip(m, -entry_clip, entry_clip)
-                )
-            x, before = step_to, x
+                outer_step = m
+                if entry_clip is not None:
+                    outer_step = np.clip(m, -entry_clip, entry_clip)
+                new_x = x - outer_lr * outer_step
+            old_x = x
+            x = new_x
             theta[:] = [x] * workers
         yield x, theta

@@ -18,7 +18,9 @@ SETTINGS = [
 
 
 def recurrence(workers, mixing=0.5, topology="ring"):
-    old, older, old_updates = [START] * workers, None, None
+    old = [START] * workers
+    older = None
+    old_updates = None
     for _, theta in local_steps(workers):
         updates = [theta[i] - old[i] for i in range(workers)]
         if older is None or old_updates is None:
@@ -31,5 +33,7 @@ def recurrence(workers, mixing=0.5, topology="ring"):
         around = mixed(ahead, topology)
         for i in range(workers):
             theta[i] = (1 - mixing) * ahead[i] + mixing * around[i]
-        old, older, old_updates = list(theta), old, updates
+        old_updates = updates
+        older = old
+        old = list(theta)
         yield mean(theta), theta

@@ -8,6 +8,7 @@ step; the syncer waits for `quorum` answers, then `grace` steps for others.
 import numpy as np
 
 from recurrences import PERIOD, START, by_leaf, local_steps
+from recurrences.async_diloco import worker_speeds
 from recurrences.streaming_diloco import fragment_of_entries
 
 SETTINGS = [
@@ -27,41 +28,51 @@ ACTS_ON_LEAVES = True
 
 def mean_of_directions(moves, weights):
     """The mean of norms along the mean of directions, of a leaf."""
-    pairs = list(zip(moves, [np.linalg.norm(x) for x in moves], weights, strict=True))
-    along = sum(w * x / n for x, n, w in pairs if n)
+    norms = [np.linalg.norm(x) for x in moves]
+    along = np.zeros_like(moves[0])
+    for x, norm, w in zip(moves, norms, weights, strict=True):
+        if norm:
+            along = along + w * x / norm
     if not np.any(along):
-        return np.zeros_like(moves[0])
-    return sum(w * n for _, n, w in pairs) * along / np.linalg.norm(along)
+        return along
+    mean_norm = sum(w * norm for norm, w in zip(norms, weights, strict=True))
+    return mean_norm * along / np.linalg.norm(along)
 
 
 class Fragment:
     """A fragment's model and momentum at the syncer, and who has answered."""
 
-    def __init__(self, inside, first, period, workers):
-        self.inside, self.first, self.period = inside, first, period
-        self.m, self.asked, self.at_quorum = np.zeros_like(START), None, None
+    def __init__(self, inside, first_step, period, workers):
+        self.inside = inside
+        self.first_step = first_step
+        self.period = period
+        self.m = np.zeros_like(START)
+        self.due_step = None
+        self.at_quorum = None
         self.steps = np.zeros(workers)
         self.answered = np.zeros(workers, bool)
 
     def ends(self, step, moved, quorum, grace):
         """Takes a step's answers; returns whether the syncer merges now."""
         self.steps += moved
-        if step >= self.first and (step - self.first) % self.period == 0:
-            self.asked, self.at_quorum = step, None
+        if step >= self.first_step and (step - self.first_step) % self.period == 0:
+            self.due_step = step
+            self.at_quorum = None
             self.answered[:] = False
-        if self.asked is None:
+        if self.due_step is None:
             return False
         self.answered |= moved
         if self.at_quorum is None and self.answered.sum() >= quorum:
             self.at_quorum = step
         in_time = self.at_quorum is None or step < self.at_quorum + grace
-        is_last = step == self.asked + self.period - 1  # before it is due again
+        is_last = step == self.due_step + self.period - 1  # before it is due again
         return not in_time or self.answered.all() or is_last
 
     def weights(self):
         """c_tok² / c_steps, as shares: tokens are in proportion to steps."""
         w = np.where(self.answered, self.steps, 0)
-        self.asked, self.steps = None, np.zeros_like(self.steps)
+        self.due_step = None
+        self.steps = np.zeros_like(self.steps)
         return w / w.sum()
 
 
@@ -77,19 +88,18 @@ def recurrence(
     slowest=0.5,
     layered=None,
 ):
-    lost, others = 1024 - round(1024 * slowest), max(workers - 1, 1)
-    speeds = [1024 - lost * i // others for i in range(workers)]
+    speeds = np.array(worker_speeds(workers, slowest))
     number = fragment_of_entries(fragments, "layers", layered)
-    apart = period // fragments
+    spacing = period // fragments
     parts = [
-        Fragment(number == f, (f + 1) * apart - 1, period, workers)
+        Fragment(number == f, (f + 1) * spacing - 1, period, workers)
         for f in range(fragments)
     ]
-    model, held = START, [START] * workers
+    model = START
+    old_theta = [START] * workers
     for step, theta in local_steps(workers):
-        done = [[(step + k) * s // 1024 for k in (0, 1)] for s in speeds]
-        moved = np.array([now > before for before, now in done])
-        theta[:] = [theta[i] if moved[i] else held[i] for i in range(workers)]
+        moved = (step + 1) * speeds // 1024 > step * speeds // 1024
+        theta[:] = [theta[i] if moved[i] else old_theta[i] for i in range(workers)]
         for part in parts:
             if not part.ends(step, moved, min(quorum, workers), grace):
                 continue
@@ -101,5 +111,5 @@ def recurrence(
             part.m = outer_momentum * part.m + delta
             model = model - outer_lr * (delta + outer_momentum * part.m)
             theta[:] = [np.where(part.inside, model, x) for x in theta]
-        held = list(theta)
+        old_theta = list(theta)
         yield model, theta

@@ -28,7 +28,8 @@ ACTS_ON_LEAVES = True
 
 def cosines(side):
     """The orthonormal DCT-II as a matrix."""
-    k, n = np.arange(side)[:, None], np.arange(side)
+    k = np.arange(side)[:, None]
+    n = np.arange(side)
     dct = np.sqrt(2 / side) * np.cos(np.pi * (n + 0.5) * k / side)
     dct[0] /= np.sqrt(2)
     return dct
@@ -70,7 +71,8 @@ def recurrence(
         momentum[:] = decay * momentum + scale * np.array(grads)
         g = np.zeros_like(START)
         for places, dct in chunks(chunk):
-            total, senders = np.zeros(places.size), np.zeros(places.size)
+            total = np.zeros(places.size)
+            senders = np.zeros(places.size)
             for m in momentum:
                 components = dct @ m[places]
                 fast = largest(components, top_k)

@@ -29,7 +29,9 @@ def recurrence(workers, period, first_period=None, second_period=None):
 
 def adam_recurrence(workers, period, first_period=None, second_period=None):
     """Under Adam (Kingma and Ba 2015, algorithm 1)."""
-    beta1, beta2, epsilon = 0.9, 0.999, 1e-8
+    beta1 = 0.9
+    beta2 = 0.999
+    epsilon = 1e-8
     theta = [START] * workers
     m, v = ([np.zeros_like(START)] * workers for _ in range(2))
     for t in range(1, STEPS + 1):
@@ -37,7 +39,8 @@ def adam_recurrence(workers, period, first_period=None, second_period=None):
             g = worker_gradient(theta[i], t - 1, i, workers)
             m[i] = beta1 * m[i] + (1 - beta1) * g
             v[i] = beta2 * v[i] + (1 - beta2) * g**2
-            m_hat, v_hat = m[i] / (1 - beta1**t), v[i] / (1 - beta2**t)
+            m_hat = m[i] / (1 - beta1**t)
+            v_hat = v[i] / (1 - beta2**t)
             theta[i] = theta[i] - LR * m_hat / (np.sqrt(v_hat) + epsilon)
         if t % period == 0:
             theta = [mean(theta)] * workers

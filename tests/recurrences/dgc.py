@@ -36,32 +36,37 @@ def recurrence(
     u = np.zeros((workers, START.size))
     v = np.zeros_like(u)
 
-    def share(step):
+    def step_density(step):
         """1/4, 1/16, … each for a quarter of the warm-up."""
         quarter = 4 * step // dense_steps if step < dense_steps else None
         return density if quarter is None else max(density, 0.25 ** (1 + quarter))
 
     def combine(grads, theta, step):
-        g, sent, whole = np.array(grads), np.zeros_like(u), mean(grads)
+        g = np.array(grads)
+        messages = np.zeros_like(u)
+        mean_grad = mean(grads)
         if local_clip is not None:
             norms = np.linalg.norm(g, axis=1, keepdims=True)
             g = g * np.minimum(1, local_clip / np.sqrt(workers) / norms)
-            whole = mean(g)
+            mean_grad = mean(g)
         start = 0
         for leaf in unflatten(START).values():
             is_whole = vectors_whole and leaf.ndim < 2
             part = slice(start, start + leaf.size)
             start += leaf.size
             for i in range(workers):
-                own = whole[part] if is_whole else g[i, part]
-                u[i, part] = local_momentum * u[i, part] + own
+                grad = mean_grad[part] if is_whole else g[i, part]
+                u[i, part] = local_momentum * u[i, part] + grad
                 if is_whole:
-                    sent[i, part] = u[i, part]
+                    messages[i, part] = u[i, part]
                     continue
                 v[i, part] += u[i, part]
-                places = largest(v[i, part], ceil(share(step) * leaf.size)) + part.start
-                sent[i, places] = v[i, places]
+                places = (
+                    largest(v[i, part], ceil(step_density(step) * leaf.size))
+                    + part.start
+                )
+                messages[i, places] = v[i, places]
                 v[i, places] = u[i, places] = 0
-        return [mean(sent)] * workers
+        return [mean(messages)] * workers
 
     return in_step(workers, combine)

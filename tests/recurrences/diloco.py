@@ -11,7 +11,8 @@ SETTINGS = [
 
 
 def recurrence(workers, period, outer_lr=0.7, outer_momentum=0.9):
-    anchor, velocity = START, np.zeros_like(START)
+    anchor = START
+    velocity = np.zeros_like(START)
     for step, theta in local_steps(workers):
         if (step + 1) % period == 0:
             pseudo_gradient = anchor - mean(theta)

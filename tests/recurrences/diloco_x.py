@@ -36,38 +36,39 @@ def low_rank(rank, seed, min_rate):
         q[number] = mean([m.T @ p for m in leaves])
         return p @ p.T
 
-    def sent(vectors):
-        found = {}
+    def compress(vectors):
+        projections = {}
 
         def find(number, *leaves):
-            found[number] = projection(number, *leaves)
+            projections[number] = projection(number, *leaves)
             return leaves[0]
 
         def project(number, leaf):
-            return leaf if found[number] is None else found[number] @ leaf
+            if projections[number] is None:
+                return leaf
+            return projections[number] @ leaf
 
         by_leaf(find, *vectors)
         return [by_leaf(project, vector) for vector in vectors]
 
-    return sent
+    return compress
 
 
 def recurrence(
     workers, period, outer_lr=0.4, outer_momentum=0.5, rank=4, seed=0, min_rate=2.0
 ):
-    anchor, velocity = START, np.zeros_like(START)
-    residual, compress = (
-        [np.zeros_like(START)] * workers,
-        low_rank(rank, seed, min_rate),
-    )
+    anchor = START
+    velocity = np.zeros_like(START)
+    residual = [np.zeros_like(START)] * workers
+    compress = low_rank(rank, seed, min_rate)
     under_way = np.zeros_like(START)
     for step, theta in local_steps(workers):
         if (step + 1) % period == 0:
             owed = [anchor - theta[i] + residual[i] for i in range(workers)]
-            sent = compress(owed)
-            residual = [owed[i] - sent[i] for i in range(workers)]
+            messages = compress(owed)
+            residual = [owed[i] - messages[i] for i in range(workers)]
             velocity = outer_momentum * velocity + under_way
             anchor = anchor - outer_lr * (under_way + outer_momentum * velocity)
-            under_way = mean(sent)
+            under_way = mean(messages)
             theta[:] = [anchor] * workers
         yield anchor, theta

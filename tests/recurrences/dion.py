@@ -24,7 +24,8 @@ DRAWS = (FIRST_Q, ["leaf"])
 def recurrence(workers, rank_fraction=0.25, local_momentum=0.95, seed=0, epsilon=0.0):
     """`epsilon` is added to the norms by which the columns of Q are divided."""
     momentum = np.zeros((workers, START.size))
-    q, reconstructed = {}, {}  # by the number of the leaf
+    q = {}
+    reconstructed = {}  # by the number of the leaf
 
     def first_q(number, matrix):
         shape = matrix.shape[1], ceil(rank_fraction * min(matrix.shape))
@@ -42,17 +43,18 @@ def recurrence(workers, rank_fraction=0.25, local_momentum=0.95, seed=0, epsilon
         fan_in, fan_out = grad.shape
         return np.sqrt(fan_out / fan_in) * p @ q[number].T
 
-    def after(number, grad, vector, owed):
+    def new_momentum(number, grad, vector, owed):
         if owed.ndim < 2:
             return 0.98 * vector + 0.02 * grad
         return owed - (1 - local_momentum) * reconstructed[number]
 
     def combine(grads, theta, step):
-        owed, grad = momentum + np.array(grads), mean(grads)
+        owed = momentum + np.array(grads)
+        grad = mean(grads)
         # Lion's momentum is the same on all workers.
         steps = by_leaf(direction, grad, momentum[0], *owed)
         for i in range(workers):
-            momentum[i] = by_leaf(after, grad, momentum[i], owed[i])
+            momentum[i] = by_leaf(new_momentum, grad, momentum[i], owed[i])
         return [steps] * workers
 
     return in_step(workers, combine)

@@ -15,8 +15,8 @@ SETTINGS = [
 def recurrence(workers, period, bound):
     reference = START
     for step, theta in local_steps(workers):
-        apart = [np.sum((x - reference) ** 2) for x in theta]
-        if (step + 1) % period == 0 and max(apart) > bound:
+        distances = [np.sum((x - reference) ** 2) for x in theta]
+        if (step + 1) % period == 0 and max(distances) > bound:
             reference = mean(theta)
             theta[:] = [reference] * workers
         yield mean(theta), theta

@@ -23,5 +23,6 @@ def recurrence(workers, period, outer_lr=0.4, outer_momentum=0.4):
                 velocity[i] = outer_momentum * velocity[i] + g
                 look_ahead = g + outer_momentum * velocity[i]
                 anchors[i] = anchors[i] - outer_lr * look_ahead
-            late, theta[:] = fresh, anchors
+            late = fresh
+            theta[:] = anchors
         yield mean(anchors), theta

@@ -10,7 +10,8 @@ SETTINGS = [
 
 
 def recurrence(workers, period, beta=0.9):
-    alpha, c = beta / workers, START
+    alpha = beta / workers
+    c = START
     x = [START] * workers
     for step, theta in local_steps(workers):
         if (step + 1) % period == 0:

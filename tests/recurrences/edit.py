@@ -48,20 +48,23 @@ def recurrence(
     epsilon=0.0,
 ):
     """`epsilon` is added to the norm in the factor that clips."""
-    anchor, velocity = START, np.zeros_like(START)
-    seen = [[[] for _ in SIZES] for _ in range(workers)]
+    anchor = START
+    velocity = np.zeros_like(START)
+    norms = {index: [] for index in np.ndindex(workers, len(SIZES))}
 
     def penalised(number, *moves):
         """The g of a leaf, NaN where no worker's norm is usual."""
-        taken = []
+        weighted_moves = []
         for i, d in enumerate(moves):
-            norm, earlier = np.sqrt(np.sum(d**2)), seen[i][number]
+            norm = np.sqrt(np.sum(d**2))
+            earlier = norms[i, number]
             if is_usual(norm, earlier, threshold, forgetting, trusted):
-                taken.append((np.exp(-norm), d))
+                weighted_moves.append((np.exp(-norm), d))
             earlier.append(norm)
-        if not taken:
+        if not weighted_moves:
             return np.full_like(moves[0], np.nan)
-        g = sum(w * d for w, d in taken) / sum(w for w, _ in taken)
+        total_weight = sum(w for w, _ in weighted_moves)
+        g = sum(w * d for w, d in weighted_moves) / total_weight
         return g * min(1, leaf_clip / (np.sqrt(np.sum(g**2)) + epsilon))
 
     for step, theta in local_steps(workers):

@@ -18,7 +18,8 @@ SETTINGS = [
 
 
 def recurrence(workers, learning_rate, decay=0.99, lookahead=0.3):
-    model, m = START, np.zeros_like(START)
+    model = START
+    m = np.zeros_like(START)
 
     def averaged(grads, theta, step):
         return [mean(grads)] * workers

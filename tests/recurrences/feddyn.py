@@ -8,15 +8,19 @@ SETTINGS = [{"period": 3, "proximal": 0.6}, {"period": PERIOD}]
 
 
 def recurrence(workers, period, proximal=0.1):
-    x, h, own = START, np.zeros_like(START), [np.zeros_like(START)] * workers
+    x = START
+    h = np.zeros_like(START)
+    worker_grads = [np.zeros_like(START)] * workers
 
     def regularised(grads, theta, step):
         pulls = [proximal * (theta[i] - x) for i in range(workers)]
-        return [grads[i] - own[i] + pulls[i] for i in range(workers)]
+        return [grads[i] - worker_grads[i] + pulls[i] for i in range(workers)]
 
     for step, theta in local_steps(workers, combine=regularised):
         if (step + 1) % period == 0:
-            own[:] = [own[i] - proximal * (theta[i] - x) for i in range(workers)]
+            worker_grads[:] = [
+                worker_grads[i] - proximal * (theta[i] - x) for i in range(workers)
+            ]
             h = h - proximal * (mean(theta) - x)
             x = mean(theta) - h / proximal
             theta[:] = [x] * workers

@@ -16,7 +16,9 @@ VARIANTS = {"yogi": SETTINGS[2], "adagrad": SETTINGS[3]}
 def recurrence(
     workers, period, method="adam", outer_lr=0.03, b1=0.9, b2=0.99, tau=1e-3
 ):
-    x, m, v = START, np.zeros_like(START), np.full_like(START, tau**2)
+    x = START
+    m = np.zeros_like(START)
+    v = np.full_like(START, tau**2)
     for step, theta in local_steps(workers):
         if (step + 1) % period == 0:
             delta = mean([y - x for y in theta])

@@ -1,4 +1,4 @@
-"""Cagnasso 2026: θ ← y - α Λ y + γ (y - y before) of y = θ + η g, for Λ = I - W."""
+"""Cagnasso 2026: θ ← y - α Λ y + γ (y - y old_ahead) of y = θ + η g, for Λ = I - W."""
 
 import numpy as np
 
@@ -19,15 +19,16 @@ SETTINGS = [
 def recurrence(
     workers, period, outer_lr=0.7, outer_momentum=0.9, consensus=1.0, topology="ring"
 ):
-    slow, before = [START] * workers, [START] * workers
+    slow = [START] * workers
+    old_ahead = [START] * workers
     for step, theta in local_steps(workers):
         if (step + 1) % period == 0:
             ahead = [x + outer_lr * (y - x) for x, y in zip(slow, theta, strict=True)]
             around = mixed(ahead, topology, step // period)
             slow = [
-                y - consensus * (y - w) + outer_momentum * (y - last)
-                for y, w, last in zip(ahead, around, before, strict=True)
+                y - consensus * (y - w) + outer_momentum * (y - old)
+                for y, w, old in zip(ahead, around, old_ahead, strict=True)
             ]
-            before = ahead
+            old_ahead = ahead
             theta[:] = slow
         yield mean(slow), theta

@@ -5,7 +5,7 @@ from math import ceil, log2
 import numpy as np
 
 from recurrences import START, local_steps, mean
-from recurrences.graphs import CHANGING, WEIGHTS, mixed, named
+from recurrences.graphs import CHANGING, WEIGHTS, is_named, mixed
 
 SETTINGS = [
     {"topology": CHANGING, "mix_opt_state": True},
@@ -24,12 +24,13 @@ def peer(worker, step, workers):
 
 
 def recurrence(workers, topology="exponential", mix_opt_state=False):
-    old, momentum = [START] * workers, [np.zeros_like(START)] * workers
+    old = [START] * workers
+    momentum = [np.zeros_like(START)] * workers
     for step, theta in local_steps(workers, momentum=momentum):
-        if named(topology, "exponential"):
+        if is_named(topology, "exponential"):
             theta[:] = mixed(theta, topology, step)
         else:
-            moved = [new - before for new, before in zip(theta, old, strict=True)]
+            moved = [new - x for new, x in zip(theta, old, strict=True)]
             pairs = zip(mixed(old, topology, step), moved, strict=True)
             theta[:] = [x + u for x, u in pairs]
         if mix_opt_state:

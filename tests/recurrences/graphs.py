@@ -1,5 +1,6 @@
 """Graphs of workers for the recurrences: weights by their definitions."""
 
+from itertools import permutations
 from math import ceil, log2
 
 import numpy as np
@@ -34,15 +35,15 @@ EDGES = [(0, 1), (1, 2), (3, 1)]
 
 def neighbours(topology, workers):
     """The pairs of workers that a named graph joins."""
-    everyone = range(workers)
     if topology == "ring":
-        return [(i, (i + 1) % workers) for i in everyone]
-    if topology == "hypercube":
-        return [(i, j) for i in everyone for j in everyone if (i ^ j).bit_count() == 1]
+        return [(i, (i + 1) % workers) for i in range(workers)]
     if topology == "star":
-        return [(0, i) for i in everyone if i]
+        return [(0, i) for i in range(1, workers)]
+    pairs = [*permutations(range(workers), 2)]
     if topology == "complete":
-        return [(i, j) for i in everyone for j in everyone if i != j]
+        return pairs
+    if topology == "hypercube":
+        return [(i, j) for i, j in pairs if (i ^ j).bit_count() == 1]
     raise KeyError(topology)
 
 
@@ -65,8 +66,8 @@ def one_way(shifts, workers):
     """Every worker hears those so far ahead, and all weigh the same."""
     weights = np.eye(workers)
     for i in range(workers):
-        for by in shifts:
-            weights[i, (i + by) % workers] += 1
+        for shift in shifts:
+            weights[i, (i + shift) % workers] += 1
     return weights / (1 + len(shifts))
 
 
@@ -84,12 +85,14 @@ def matrix(topology, step, workers):
     return metropolis(neighbours(topology, workers), workers)
 
 
-def named(topology, name):
+def is_named(topology, name):
     """Whether a graph is the one of this name."""
     return isinstance(topology, str) and topology == name
 
 
 def mixed(values, topology, step=0):
     """W x, of a list of the workers' values."""
-    weights = matrix(topology, step, len(values))
-    return [sum(w * x for w, x in zip(row, values, strict=True)) for row in weights]
+    mixed_values = []
+    for row in matrix(topology, step, len(values)):
+        mixed_values.append(sum(w * x for w, x in zip(row, values, strict=True)))
+    return mixed_values

@@ -37,15 +37,18 @@ def recurrence(
     updates=4,
     slowest=0.5,
 ):
-    of = [i * regions // workers for i in range(workers)]
-    local = outer_lr, outer_momentum
-    near = [Server(START, *local, max(of.count(r), 1), 0) for r in range(regions)]
-    merged, arrived = [START] * regions, [0] * regions
-    far = Server(START, global_lr, global_momentum, len({*of}), 0)
+    region_of_worker = [i * regions // workers for i in range(workers)]
+    near = []
+    for region in range(regions):
+        buffer = max(region_of_worker.count(region), 1)
+        near.append(Server(START, outer_lr, outer_momentum, buffer, early=0))
+    merged = [START] * regions
+    arrived = [0] * regions
+    far = Server(START, global_lr, global_momentum, len({*region_of_worker}), early=0)
     start = [START] * workers
     for _, theta, ended in arrivals(workers, period, slowest):
         for i in ended:
-            r = of[i]
+            r = region_of_worker[i]
             near[r].push(start[i] - theta[i])
             arrived[r] += 1
             if arrived[r] % updates == 0:

@@ -28,10 +28,12 @@ SETTINGS = [
 
 def corrected(delta, m, aligned, shrink, turn, kappa=3, cap=0.5, epsilon=1e-8):
     """The update's block after algorithm 2, with weight 1, and table 3's κ and cap."""
-    size, along = np.linalg.norm(delta), np.linalg.norm(m)
+    size = np.linalg.norm(delta)
+    along = np.linalg.norm(m)
     if size < epsilon or along < epsilon:
         return delta
-    u, v = delta / size, m / along
+    u = delta / size
+    v = m / along
     cosine = np.sum(u * v)
     conf = size / (size + kappa * along + epsilon)
     if cosine >= aligned:
@@ -57,7 +59,8 @@ def recurrence(
 ):
     weight = workers**-0.5 if arrival_weight is None else arrival_weight
     numbers = aligned, shrink, turn
-    server, m = START, np.zeros_like(START)
+    server = START
+    m = np.zeros_like(START)
     start = [START] * workers
     for _, theta, ended in arrivals(workers, period, slowest, dynamic_steps):
         for i in ended:

@@ -18,7 +18,7 @@ def recurrence(workers, period, inner_period, groups=None):
         if (step + 1) % period == 0:
             theta[:] = [mean(theta)] * workers
         elif (step + 1) % inner_period == 0:
-            for first in range(0, workers, size):
-                group = slice(first, first + size)
+            for start in range(0, workers, size):
+                group = slice(start, start + size)
                 theta[group] = [mean(theta[group])] * size
         yield mean(theta), theta

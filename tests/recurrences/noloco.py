@@ -15,14 +15,16 @@ DRAWS = ("each worker's partner", ["step"])
 
 def matchings(workers, seed):
     """The distinct ones of 16 random matchings, sorted: each worker's partner."""
-    found = set()
+    partners = set()
     for number in range(16):
         order = np.random.default_rng([seed, number]).permutation(workers)
-        partner, half = list(range(workers)), workers // 2
+        partner = list(range(workers))
+        half = workers // 2
         for i, j in zip(order[:half], order[half : 2 * half], strict=True):
-            partner[i], partner[j] = int(j), int(i)
-        found.add(tuple(partner))
-    return sorted(found)
+            partner[i] = int(j)
+            partner[j] = int(i)
+        partners.add(tuple(partner))
+    return sorted(partners)
 
 
 def recurrence(

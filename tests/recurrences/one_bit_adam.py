@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from recurrences import START, by_leaf, in_step, mean, parts_of
+from recurrences import START, by_leaf, in_step, mean, split_leaf
 
 # Once v is frozen this problem needs shorter steps than 1 / √v: a large ε, or a bound.
 SETTINGS = [
@@ -26,14 +26,14 @@ def compressed(x, workers):
     """C(x), by the workers' parts of each leaf."""
 
     def of_leaf(number, leaf):
-        return np.concatenate([scaled_sign(c) for c in parts_of(leaf, workers)])
+        return np.concatenate([scaled_sign(c) for c in split_leaf(leaf, workers)])
 
     return by_leaf(of_leaf, x)
 
 
 def recurrence(workers, dense_steps=100, b1=0.9, b2=0.999, eps=1e-8, bounded=False):
     """`bounded`: an entry's step is at most Adam's longest."""
-    most = longest_step(b1, b2) if bounded else np.inf
+    bound = longest_step(b1, b2) if bounded else np.inf
     m, v, server = (np.zeros_like(START) for _ in range(3))
     e = np.zeros((workers, START.size))
 
@@ -44,11 +44,11 @@ def recurrence(workers, dense_steps=100, b1=0.9, b2=0.999, eps=1e-8, bounded=Fal
             v[:] = b2 * v + (1 - b2) * mean(g) ** 2
         else:
             x = b1 * m + (1 - b1) * g + e
-            sent = np.array([compressed(own, workers) for own in x])
-            e[:] = x - sent
-            y = mean(sent) + server
+            messages = np.array([compressed(vector, workers) for vector in x])
+            e[:] = x - messages
+            y = mean(messages) + server
             m[:] = compressed(y, workers)
             server[:] = y - m
-        return [np.clip(m / (np.sqrt(v) + eps), -most, most)] * workers
+        return [np.clip(m / (np.sqrt(v) + eps), -bound, bound)] * workers
 
     return in_step(workers, combine)

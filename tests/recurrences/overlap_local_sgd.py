@@ -12,7 +12,8 @@ SETTINGS = [
 
 
 def recurrence(workers, period, pull=0.6, anchor_momentum=0.7):
-    z, v = START, np.zeros_like(START)
+    z = START
+    v = np.zeros_like(START)
     for step, theta in local_steps(workers):
         if (step + 1) % period == 0:
             theta[:] = [x - pull * (x - z) for x in theta]

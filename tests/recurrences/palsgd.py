@@ -38,14 +38,16 @@ def recurrence(
     momentum=None,
 ):
     """`momentum` is where the workers' own is held, which then rests with its draws."""
-    anchor, velocity = START, np.zeros_like(START)
-    old, rest = [START] * workers, [np.zeros_like(START)] * workers
+    anchor = START
+    velocity = np.zeros_like(START)
+    old = [START] * workers
+    old_momentum = [np.zeros_like(START)] * workers
     for step, theta in local_steps(workers, learning_rate, momentum=momentum):
         if jax.random.uniform(draw_key(seed, step), (), np.float32) < chance:
             share = rate(learning_rate, step) * proximal / chance
             theta[:] = [x - share * (x - anchor) for x in old]
             if momentum is not None:
-                momentum[:] = rest
+                momentum[:] = old_momentum
         else:
             updates = [new - x for new, x in zip(theta, old, strict=True)]
             theta[:] = [x + u / (1 - chance) for x, u in zip(old, updates, strict=True)]
@@ -55,5 +57,6 @@ def recurrence(
             look_ahead = pseudo_gradient + outer_momentum * velocity
             anchor = anchor - outer_lr * look_ahead
             theta[:] = [anchor] * workers
-        old, rest = list(theta), list(momentum or rest)
+        old = list(theta)
+        old_momentum = list(momentum or old_momentum)
         yield anchor, theta

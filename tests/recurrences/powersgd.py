@@ -16,7 +16,8 @@ DRAWS = (FIRST_Q, ["leaf"])
 
 def recurrence(workers, rank=2, seed=0, min_rate=2.0, dense_steps=0):
     residual = [np.zeros_like(START)] * workers
-    q, p_hat = {}, {}  # by the number of the leaf
+    q = {}
+    p_hat = {}  # by the number of the leaf
 
     def is_compressed(leaf):
         if leaf.ndim < 2:

@@ -1,6 +1,6 @@
 """Miahi and Belilovsky 2026, PULSELoCo, as in the authors' code (version 6).
 
-Messages of a fixed length are not theirs: at density 1 all that changes is sent.
+Messages of a fixed length are not theirs: at density 1 all that changes is messages.
 """
 
 import numpy as np
@@ -25,18 +25,19 @@ def bfloat16(x):
 
 
 def recurrence(workers, period, density, outer_lr=0.7, outer_momentum=0.9):
-    anchor, velocity = START, np.zeros_like(START)
+    anchor = START
+    velocity = np.zeros_like(START)
     residual = [np.zeros_like(START)] * workers
     for step, theta in local_steps(workers):
         if (step + 1) % period == 0:
-            sent = []
+            messages = []
             for i in range(workers):
                 s = residual[i] + anchor - theta[i]
                 gate = bfloat16(anchor) != bfloat16(anchor - s)
                 d = np.where(gate, s, 0)
-                sent.append(d if density == 1 else top_k(d, density))
-                residual[i] = s - sent[i]
-            pseudo_gradient = mean(sent)
+                messages.append(d if density == 1 else top_k(d, density))
+                residual[i] = s - messages[i]
+            pseudo_gradient = mean(messages)
             velocity = outer_momentum * velocity + pseudo_gradient
             look_ahead = pseudo_gradient + outer_momentum * velocity
             anchor = anchor - outer_lr * look_ahead

@@ -20,7 +20,9 @@ DRAWS = ("this worker fails to send if it is below drop", ["step", "worker"])
 
 
 def recurrence(workers, drop=0.0, topology="exponential", seed=0):
-    x, w, z = [START] * workers, np.ones(workers), [START] * workers
+    x = [START] * workers
+    w = np.ones(workers)
+    z = [START] * workers
     for step, theta in local_steps(workers):
         shares = np.array(matrix(topology, step, workers))
         for i in range(workers):

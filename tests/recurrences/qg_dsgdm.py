@@ -27,14 +27,15 @@ def recurrence(
     nesterov=True,
     topology="ring",
 ):
-    estimate, old = [np.zeros_like(START)] * workers, [START] * workers
+    estimate = [np.zeros_like(START)] * workers
+    old = [START] * workers
 
     def directions(grads, theta, step):
-        found = []
+        steps = []
         for g, m in zip(grads, estimate, strict=True):
             heavy = local_momentum * m + g
-            found.append(g + local_momentum * heavy if nesterov else heavy)
-        return found
+            steps.append(g + local_momentum * heavy if nesterov else heavy)
+        return steps
 
     for step, theta in local_steps(workers, learning_rate, combine=directions):
         theta[:] = mixed(theta, topology, step)

@@ -15,16 +15,18 @@ DRAWS = ("a sync if it is below 1 / period", ["step"])
 
 
 def recurrence(workers, period, learning_rate, seed=0):
-    p, control = 1 / period, [np.zeros_like(START)] * workers
+    p = 1 / period
+    control = [np.zeros_like(START)] * workers
 
     def corrected(grads, theta, step):
         return [grads[i] - control[i] for i in range(workers)]
 
     for step, theta in local_steps(workers, learning_rate, corrected):
         if jax.random.uniform(draw_key(seed, step), (), jnp.float32) < p:
-            gamma, own = rate(learning_rate, step), list(theta)
-            x = mean([own[i] - gamma / p * control[i] for i in range(workers)])
+            gamma = rate(learning_rate, step)
+            models = list(theta)
+            x = mean([models[i] - gamma / p * control[i] for i in range(workers)])
             for i in range(workers):
-                control[i] = control[i] + p / gamma * (x - own[i])
+                control[i] = control[i] + p / gamma * (x - models[i])
             theta[:] = [x] * workers
         yield mean(theta), theta

@@ -13,7 +13,9 @@ VARIANTS = {"constant_rate": SETTINGS[1]}
 
 
 def recurrence(workers, period, learning_rate):
-    x, c, rates = START, np.zeros_like(START), 0.0
+    x = START
+    c = np.zeros_like(START)
+    rates = 0.0
     control = [c] * workers
 
     def corrected(grads, theta, step):
@@ -27,5 +29,6 @@ def recurrence(workers, period, learning_rate):
                 control[i] = old[i] - c + (x - theta[i]) / rates
             x = mean(theta)
             c = c + mean([control[i] - old[i] for i in range(workers)])
-            theta[:], rates = [x] * workers, 0.0
+            theta[:] = [x] * workers
+            rates = 0.0
         yield mean(theta), theta

@@ -28,17 +28,18 @@ def voted(vectors, step, seed, zeros_drawn, majority=True):
         votes = mean(np.sign(vectors))
         return np.sign(votes) if majority else votes
     workers = len(vectors)
-    parts = [ceil(size / workers) for size in SIZES]  # whose votes a worker counts
-    counts = [(workers + 1) * part for part in parts]
+    part_sizes = [ceil(size / workers) for size in SIZES]  # whose votes one counts
+    counts = [(workers + 1) * size for size in part_sizes]
     draws = [leaf_draws(draw_key(seed, step, i), counts) for i in range(workers)]
 
     def counted(number, *leaves):
         """Worker j counts the votes on part j of all leaves, and draws at a tie."""
-        part, result = parts[number], []
-        u = [draws[i][number].reshape(-1, part) for i in range(workers)]
+        size = part_sizes[number]
+        result = []
+        u = [draws[i][number].reshape(-1, size) for i in range(workers)]
         for j in range(workers):
-            own = [x.ravel()[j * part : (j + 1) * part] for x in leaves]
-            votes = mean([drawn_sign(x, u[i][j]) for i, x in enumerate(own)])
+            parts = [x.ravel()[j * size : (j + 1) * size] for x in leaves]
+            votes = mean([drawn_sign(x, u[i][j]) for i, x in enumerate(parts)])
             result.append(drawn_sign(votes, u[j][workers]) if majority else votes)
         return np.concatenate(result)
 

@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from recurrences import BY_PARTS, START, in_step
+from recurrences import PART_DRAWS, START, in_step
 from recurrences.sign_sgd import DRAWN, NO_TIES, voted
 
 SETTINGS = [({"local_momentum": 0.6, "seed": 3}, DRAWN), ({}, NO_TIES)]
-DRAWS = (f"0 has sign + if it is below a half, {BY_PARTS}", ["step", "worker"])
+DRAWS = (f"0 has sign + if it is below a half, {PART_DRAWS}", ["step", "worker"])
 
 
 def recurrence(workers, local_momentum=0.9, seed=0, zeros_drawn=False):

@@ -13,7 +13,8 @@ VARIANTS = {"constant_rate": SETTINGS[1]}
 
 
 def recurrence(workers, period, learning_rate, slow_momentum=0.5, slow_lr=1.0):
-    x, u = START, np.zeros_like(START)
+    x = START
+    u = np.zeros_like(START)
     for step, theta in local_steps(workers, learning_rate):
         if (step + 1) % period == 0:
             gamma = rate(learning_rate, step)

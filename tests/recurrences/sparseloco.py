@@ -24,7 +24,8 @@ def in_bins(x, bits):
     if bits is None or x.size <= 2**bits:
         return x
     bins = 2**bits
-    centred, width = x - x.mean(), 6 * x.std(ddof=1) / bins
+    centred = x - x.mean()
+    width = 6 * x.std(ddof=1) / bins
     number = np.clip(np.round(centred / width + bins / 2), 0, bins - 1)
     return np.array([centred[number == n].mean() for n in number]) + x.mean()
 
@@ -32,10 +33,12 @@ def in_bins(x, bits):
 def recurrence(
     workers, period, density=1 / 64, decay=0.95, outer_lr=1.0, bits=2, chunk=4096
 ):
-    anchor, residual = START, [np.zeros_like(START)] * workers
+    anchor = START
+    residual = [np.zeros_like(START)] * workers
 
-    def sent(number, x):
-        flat, d = x.ravel(), np.zeros(x.size)
+    def select(number, x):
+        flat = x.ravel()
+        d = np.zeros(x.size)
         chosen = []
         # The fewest equal chunks of at most that length.
         for places in np.split(np.arange(x.size), ceil(x.size / chunk)):
@@ -47,7 +50,7 @@ def recurrence(
     for step, theta in local_steps(workers):
         if (step + 1) % period == 0:
             e = [decay * residual[i] + anchor - theta[i] for i in range(workers)]
-            d = [by_leaf(sent, e[i]) for i in range(workers)]
+            d = [by_leaf(select, e[i]) for i in range(workers)]
             residual = [e[i] - d[i] for i in range(workers)]
             anchor = anchor - outer_lr * mean(d)
             theta[:] = [anchor] * workers

@@ -24,6 +24,7 @@ def recurrence(workers, density=0.005, period=1, seed=0):
     for step, theta in local_steps(workers):
         if (step + 1) % period == 0:
             draws = jax.random.uniform(draw_key(seed, step), START.shape)
-            entries, average = by_leaf(chosen, np.asarray(draws)), mean(theta)
+            entries = by_leaf(chosen, np.asarray(draws))
+            average = mean(theta)
             theta[:] = [np.where(entries, average, x) for x in theta]
         yield mean(theta), theta

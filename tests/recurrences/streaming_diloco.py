@@ -45,21 +45,21 @@ def fragment_of_entries(fragments, cut, layered):
             for name in names:
                 leaves[name][...] = number
     elif cut == "bytes":  # a row is where its middle is
-        before = 0
+        entries = 0
         for leaf in leaves.values():
             rows = leaf.reshape(len(leaf) if leaf.ndim else 1, -1)
             for row in rows:
-                row[:] = (before + row.size / 2) * fragments // START.size
-                before += row.size
+                row[:] = (entries + row.size / 2) * fragments // START.size
+                entries += row.size
     else:  # kernel's rows, if they are layers, first; then the largest first
         load = np.zeros(fragments)
-        whole = sorted(leaves, key=lambda name: -leaves[name].size)
+        unlayered = sorted(leaves, key=lambda name: -leaves[name].size)
         if layered:
-            whole.remove("kernel")
+            unlayered.remove("kernel")
             for number, layer in enumerate(leaves["kernel"]):
                 layer[:] = number % fragments
                 load[number % fragments] += layer.size
-        for name in whole:
+        for name in unlayered:
             leaves[name][...] = np.argmin(load)
             load[np.argmin(load)] += leaves[name].size
     return np.concatenate([leaf.ravel() for leaf in leaves.values()])
@@ -76,16 +76,18 @@ def recurrence(
     cut="leaves",
     layered=None,
 ):
-    anchor, velocity = START, np.zeros_like(START)
-    fragment, sent = fragment_of_entries(fragments, cut, layered), {}
+    anchor = START
+    velocity = np.zeros_like(START)
+    fragment = fragment_of_entries(fragments, cut, layered)
+    messages = {}
     for step, theta in local_steps(workers):
         for f in range(fragments):
             inside = fragment == f
             since_arrival = step + 1 - (f + 1) * period // fragments
             if (since_arrival + delay) % period == 0:
-                sent[f] = anchor - mean(theta)
+                messages[f] = anchor - mean(theta)
             if since_arrival % period == 0:
-                pseudo_gradient = np.where(inside, sent[f], 0)
+                pseudo_gradient = np.where(inside, messages[f], 0)
                 new = outer_momentum * velocity + pseudo_gradient
                 velocity = np.where(inside, new, velocity)
                 new = anchor - outer_lr * (pseudo_gradient + outer_momentum * velocity)

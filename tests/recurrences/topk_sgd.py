@@ -19,7 +19,8 @@ def top_k(vector, density):
     """The vector with all but the largest entries of each leaf at zero."""
 
     def of_leaf(number, x):
-        chosen, d = largest(x, ceil(density * x.size)), np.zeros(x.size)
+        chosen = largest(x, ceil(density * x.size))
+        d = np.zeros(x.size)
         d[chosen] = x.ravel()[chosen]
         return d
 
@@ -31,7 +32,7 @@ def recurrence(workers, density=0.01, feedback=True):
 
     def combine(grads, theta, step):
         x = [grads[i] + residual[i] for i in range(workers)]
-        d = [top_k(own, density) for own in x]
+        d = [top_k(vector, density) for vector in x]
         if feedback:
             residual[:] = [x[i] - d[i] for i in range(workers)]
         return [mean(d)] * workers

@@ -37,9 +37,11 @@ SETTINGS = [
 ]
 
 
-def refreshes_of(kappa, end):
+def refresh_steps(kappa, end):
     """The steps at which v is refreshed: κ of each interval, which doubles."""
-    steps, step, interval = [], 0, 1
+    steps = []
+    step = 0
+    interval = 1
     while step < end:
         for _ in range(kappa):
             steps.append(step)
@@ -60,42 +62,48 @@ def recurrence(
     after_gradient=False,
     bounded=False,
 ):
-    """`bounded`: an entry's step is at most Adam's longest."""
+    """`bounded`: an entry's step is at bound Adam's longest."""
     m, u, e = (np.zeros((workers, START.size)) for _ in range(3))
     v, used, server = (np.zeros_like(START) for _ in range(3))
-    anchor, gone, begun = START, 0.0, 0
-    most = one_bit_adam.longest_step(b1, b2) if bounded else np.inf
-    refreshed = refreshes_of(refreshes, variance_steps)
+    anchor = START
+    rate_sum = 0.0
+    begun = 0
+    bound = one_bit_adam.longest_step(b1, b2) if bounded else np.inf
+    refreshed = refresh_steps(refreshes, variance_steps)
 
     def direction(m):
-        return np.clip(m / (np.sqrt(used) + eps), -most, most)
+        return np.clip(m / (np.sqrt(used) + eps), -bound, bound)
 
-    def take_in(grads, step):
+    def update_moments(grads, step):
         if step in refreshed:
             v[:] = b2 * v + (1 - b2) * mean(grads) ** 2
         m[:] = b1 * m + (1 - b1) * np.array(grads)
 
     def combine(grads, theta, step):
         if after_gradient:
-            take_in(grads, step)
+            update_moments(grads, step)
         u[:] += rate(learning_rate, step) * m
         used[:] = v
-        steps = [direction(own) for own in m]
+        steps = [direction(worker_m) for worker_m in m]
         if not after_gradient:
-            take_in(grads, step)
+            update_moments(grads, step)
         return steps
 
     for step, theta in local_steps(workers, learning_rate, combine):
-        gone += rate(learning_rate, step)
+        rate_sum += rate(learning_rate, step)
         if step + 1 - begun == (1 if begun < variance_steps else period):
             x = u + e
-            sent = np.array([one_bit_adam.compressed(own, workers) for own in x])
-            e = x - sent
-            y = mean(sent) + server
+            messages = np.array(
+                [one_bit_adam.compressed(vector, workers) for vector in x]
+            )
+            e = x - messages
+            y = mean(messages) + server
             total = one_bit_adam.compressed(y, workers)
             server = y - total
-            m[:], u[:] = total / gone, 0
-            anchor = anchor - gone * direction(total / gone)
+            m[:] = total / rate_sum
+            u[:] = 0
+            anchor = anchor - rate_sum * direction(total / rate_sum)
             theta[:] = [anchor] * workers
-            gone, begun = 0.0, step + 1
+            rate_sum = 0.0
+            begun = step + 1
         yield anchor, theta
