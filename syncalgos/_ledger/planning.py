@@ -375,7 +375,7 @@ def _replan(
     allowed_seconds = share / (1 - share) * workload.step_seconds
     saved_seconds = mean_seconds - mean_doubled_seconds
 
-    def is_enough(candidate):
+    def is_enough(candidate: int) -> bool:
         taken_period = _round_up_period(candidate, strategy, own_period) or candidate
         seconds = lasting_seconds(taken_period, window)
         return math.fsum(seconds) / window <= allowed_seconds
