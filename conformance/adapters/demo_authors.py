@@ -3,7 +3,7 @@
 
 import torch
 
-from conformance.adapters.local_steps import read_settings
+from conformance.adapters.local_steps import Vectors, read_settings
 from conformance.adapters.processes import in_processes
 from conformance.adapters.rows import Project, Row, add_checkout
 from conformance.adapters.torch_models import (
@@ -19,7 +19,7 @@ COMMIT = add_checkout("DeMo")
 import demo  # noqa: E402
 
 
-def train(worker, vectors, takes_sign):
+def train(worker: int, vectors: Vectors, takes_sign: bool):
     if not takes_sign:
         torch.Tensor.sign_ = lambda x: x
     settings = read_settings(vectors)

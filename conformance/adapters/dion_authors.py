@@ -9,7 +9,13 @@ import os
 import torch
 import torch.distributed as dist
 
-from conformance.adapters.local_steps import join_leaves, read_settings, split_leaves
+from conformance.adapters.local_steps import (
+    Settings,
+    Vectors,
+    join_leaves,
+    read_settings,
+    split_leaves,
+)
 from conformance.adapters.processes import in_processes
 from conformance.adapters.rows import Cause, Project, Row, add_checkout
 from conformance.adapters.torch_models import HeavyBall, list_gradients
@@ -23,7 +29,7 @@ from dion import dion_reference  # noqa: E402
 MODULES = {"reference": dion_reference, "asynchronous": asynchronous}
 
 
-def make_optimizer(kind, matrices, others, settings):
+def make_optimizer(kind: str, matrices, others, settings: Settings):
     options = {"qr_method": "qr"} if kind == "reference" else {}
     lion = {
         "params": others,
@@ -56,7 +62,7 @@ def take_p_of_inputs(optimizer):
     optimizer._get_dion_param_config = find_other_config
 
 
-def give_q(vectors):
+def give_q(vectors: Vectors):
     q = torch.tensor(vectors["drawn"][0]["draw"], dtype=torch.float64)
     draw = torch.randn
 
@@ -69,7 +75,7 @@ def give_q(vectors):
     torch.randn = randn
 
 
-def read_leaves(vectors, vector, is_transposed):
+def read_leaves(vectors: Vectors, vector, is_transposed: bool):
     """Returns a vector's leaves as their optimizer takes them."""
     leaves = []
     for leaf in split_leaves(vectors, vector).values():
@@ -78,7 +84,9 @@ def read_leaves(vectors, vector, is_transposed):
     return leaves
 
 
-def train(worker, vectors, kind, is_transposed, has_p_of_inputs):
+def train(
+    worker: int, vectors: Vectors, kind: str, is_transposed: bool, has_p_of_inputs: bool
+):
     settings = read_settings(vectors)
     start = torch.tensor(vectors["start"], dtype=torch.float64).numpy()
     params = [

@@ -6,7 +6,12 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from conformance.adapters.local_steps import find_rate, read_settings, split_leaves
+from conformance.adapters.local_steps import (
+    Vectors,
+    find_rate,
+    read_settings,
+    split_leaves,
+)
 from conformance.adapters.processes import in_processes
 from conformance.adapters.rows import Cause, Project, Row, add_checkout
 from conformance.adapters.torch_models import (
@@ -26,12 +31,12 @@ from exogym.strategy.sparta import SPARTAStrategy  # noqa: E402
 from exogym.strategy.strategy import SimpleReduceStrategy  # noqa: E402
 
 
-def make_spec(vectors):
+def make_spec(vectors: Vectors):
     momentum = vectors["inner_optimizer"]["momentum"]
     return OptimSpec(torch.optim.SGD, lr=find_rate(vectors, 0), momentum=momentum)
 
 
-def train(strategy, model, worker, vectors, first_count=0):
+def train(strategy, model, worker: int, vectors: Vectors, first_count: int = 0):
     """Takes each step; `first_count` is where the strategy's count of steps begins."""
     strategy._init_node(model, worker, vectors["workers"])
     strategy.local_step = first_count
@@ -43,18 +48,20 @@ def train(strategy, model, worker, vectors, first_count=0):
     return path
 
 
-def all_reduce(worker, vectors):
+def all_reduce(worker: int, vectors: Vectors):
     strategy = SimpleReduceStrategy(optim_spec=make_spec(vectors))
     return train(strategy, Model(vectors), worker, vectors)
 
 
-def fedavg(worker, vectors, argument, first_count):
+def fedavg(worker: int, vectors: Vectors, argument: str, first_count: int):
     period = read_settings(vectors)["period"]
     strategy = FedAvgStrategy(**{argument: make_spec(vectors)}, H=period)
     return train(strategy, Model(vectors), worker, vectors, first_count)
 
 
-def diloco(worker, vectors, first_count, copies_params=False):
+def diloco(
+    worker: int, vectors: Vectors, first_count: int, copies_params: bool = False
+):
     settings = read_settings(vectors)
     outer = OptimSpec(
         torch.optim.SGD,
@@ -78,7 +85,7 @@ def copy_master(communicator, model):
 class ChosenEntries:
     """A selector of the entries with a file's largest draws."""
 
-    def __init__(self, model, vectors):
+    def __init__(self, model, vectors: Vectors):
         self.names = {id(param): name for name, param in model.named_parameters()}
         self.vectors = vectors
         self.draws = {tuple(x["at"]): np.ravel(x["draw"]) for x in vectors["drawn"]}
@@ -92,7 +99,7 @@ class ChosenEntries:
         return torch.tensor(draws >= threshold)
 
 
-def sparta(worker, vectors):
+def sparta(worker: int, vectors: Vectors):
     density = read_settings(vectors)["density"]
     strategy = SPARTAStrategy(optim_spec=make_spec(vectors), p_sparta=density)
     model = Model(vectors)
@@ -101,7 +108,7 @@ def sparta(worker, vectors):
     return train(strategy, model, worker, vectors)
 
 
-def demo(worker, vectors):
+def demo(worker: int, vectors: Vectors):
     settings = read_settings(vectors)
     strategy = DeMoStrategy(
         compression_decay=settings["decay"],

@@ -8,13 +8,13 @@ from fairscale.experimental.nn.data_parallel import (
     SlowMoDistributedDataParallel,
 )
 
-from conformance.adapters.local_steps import find_rate, read_settings
+from conformance.adapters.local_steps import Vectors, find_rate, read_settings
 from conformance.adapters.processes import in_processes
 from conformance.adapters.rows import Cause, Project, Row
 from conformance.adapters.torch_models import Model, flatten, list_gradients, make_sgd
 
 
-def slowmo(worker, vectors, is_memory_efficient, inits_first):
+def slowmo(worker: int, vectors: Vectors, is_memory_efficient: bool, inits_first: bool):
     torch.cuda.synchronize = lambda *args: None  # which it calls on CPUs, too
     settings = read_settings(vectors)
     model = Model(vectors, dtype=torch.float32)

@@ -21,6 +21,8 @@ import fedjax  # noqa: E402
 from fedjax.algorithms import fed_avg  # noqa: E402
 
 from conformance.adapters.local_steps import (  # noqa: E402
+    Settings,
+    Vectors,
     follow_server,
     read_settings,
 )
@@ -31,7 +33,7 @@ def compute_mean_gradient(params, batch, key):
     return {"x": jnp.mean(batch["gradient"], 0)}
 
 
-def serve(make_optimizer, vectors, starts_v_at_tau2=False):
+def serve(make_optimizer, vectors: Vectors, starts_v_at_tau2: bool = False):
     """Runs fed_avg with the server optimizer made of the file's settings."""
     settings = read_settings(vectors)
     algorithm = fed_avg.federated_averaging(
@@ -75,23 +77,23 @@ def start_at_tau2(state, tau):
     return fed_avg.ServerState(state.params, opt_state)
 
 
-def make_sgd(settings):
+def make_sgd(settings: Settings):
     return fedjax.optimizers.sgd(1.0)
 
 
-def make_momentum(settings):
+def make_momentum(settings: Settings):
     return fedjax.optimizers.sgd(
         settings["block_lr"], momentum=settings["block_momentum"]
     )
 
 
-def make_nesterov(settings):
+def make_nesterov(settings: Settings):
     return fedjax.optimizers.sgd(
         settings["outer_lr"], momentum=settings["outer_momentum"], nesterov=True
     )
 
 
-def make_adam(settings, make=fedjax.optimizers.adam):
+def make_adam(settings: Settings, make=fedjax.optimizers.adam):
     return make(
         settings["outer_lr"],
         b1=settings["b1"],
@@ -100,7 +102,7 @@ def make_adam(settings, make=fedjax.optimizers.adam):
     )
 
 
-def make_adagrad(settings):
+def make_adagrad(settings: Settings):
     return fedjax.optimizers.adagrad(
         settings["outer_lr"],
         initial_accumulator_value=settings["tau"] ** 2,

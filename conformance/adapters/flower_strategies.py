@@ -22,6 +22,8 @@ from flwr.server import strategy as strategies
 from flwr.serverapp import strategy as new_strategies
 
 from conformance.adapters.local_steps import (
+    Settings,
+    Vectors,
     follow_server,
     join_leaves,
     read_settings,
@@ -32,11 +34,16 @@ from conformance.adapters.rows import Cause, Project, Row
 logging.getLogger("flwr").setLevel(logging.ERROR)
 
 
-def to_parameters(vectors, vector):
+def to_parameters(vectors: Vectors, vector: np.ndarray):
     return ndarrays_to_parameters(list(split_leaves(vectors, vector).values()))
 
 
-def serve(make_strategy, vectors, first_round=1, starts_v_at_tau2=False):
+def serve(
+    make_strategy,
+    vectors: Vectors,
+    first_round: int = 1,
+    starts_v_at_tau2: bool = False,
+):
     """Runs a strategy that `make_strategy` makes of settings and first parameters."""
     start = to_parameters(vectors, np.array(vectors["start"]))
     strategy = make_strategy(read_settings(vectors), start)
@@ -71,16 +78,16 @@ class Reply:
         return False
 
 
-def to_arrays(vectors, vector):
+def to_arrays(vectors: Vectors, vector: np.ndarray):
     leaves = split_leaves(vectors, vector)
     return ArrayRecord({name: Array(leaf) for name, leaf in leaves.items()})
 
 
-def read_arrays(vectors, arrays):
+def read_arrays(vectors: Vectors, arrays):
     return join_leaves(arrays[name].numpy() for name in vectors["leaves"])
 
 
-def serve_replies(make_strategy, vectors, starts_v_at_tau2=False):
+def serve_replies(make_strategy, vectors: Vectors, starts_v_at_tau2: bool = False):
     """Runs a strategy of flwr.serverapp that `make_strategy` makes of settings."""
     settings = read_settings(vectors)
     strategy = make_strategy(settings)
@@ -100,22 +107,22 @@ def serve_replies(make_strategy, vectors, starts_v_at_tau2=False):
     return follow_server(vectors, sync)
 
 
-def make_new_fedavg(settings):
+def make_new_fedavg(settings: Settings):
     return new_strategies.FedAvg()
 
 
-def make_new_adaptive(strategy, settings):
+def make_new_adaptive(strategy, settings: Settings):
     options = {"eta": settings["outer_lr"], "tau": settings["tau"]}
     if strategy is new_strategies.FedAdagrad:
         return strategy(**options)
     return strategy(**options, beta_1=settings["b1"], beta_2=settings["b2"])
 
 
-def make_fedavg(settings, start, **options):
+def make_fedavg(settings: Settings, start, **options):
     return strategies.FedAvg(initial_parameters=start, **options)
 
 
-def make_fedavgm(settings, start):
+def make_fedavgm(settings: Settings, start):
     return strategies.FedAvgM(
         initial_parameters=start,
         server_learning_rate=settings["block_lr"],
@@ -123,7 +130,7 @@ def make_fedavgm(settings, start):
     )
 
 
-def make_adaptive(strategy, settings, start):
+def make_adaptive(strategy, settings: Settings, start):
     options = {"eta": settings["outer_lr"], "tau": settings["tau"]}
     if strategy is strategies.FedAdagrad:
         return strategy(initial_parameters=start, **options)

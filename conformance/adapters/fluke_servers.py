@@ -17,18 +17,24 @@ from fluke.config import OptimizerConfigurator
 from fluke.server import Server
 from fluke.utils.model import aggregate_models
 
-from conformance.adapters.local_steps import find_rate, follow_server, read_settings
+from conformance.adapters.local_steps import (
+    Settings,
+    Vectors,
+    find_rate,
+    follow_server,
+    read_settings,
+)
 from conformance.adapters.rows import Cause, Project, Row
 from conformance.adapters.torch_models import Model, flatten, list_gradients
 
 
-def make_model(vectors, vector):
+def make_model(vectors: Vectors, vector: np.ndarray):
     model = Model(vectors)
     torch.nn.utils.vector_to_parameters(torch.tensor(vector), model.parameters())
     return model
 
 
-def serve(make_server, vectors, prepare=None):
+def serve(make_server, vectors: Vectors, prepare=None):
     """Runs a server made of a model, clients and settings, after `prepare`."""
     clients = [None] * vectors["workers"]
     settings = read_settings(vectors)
@@ -64,7 +70,9 @@ def take_product(product, target):
     return product
 
 
-def make_client(client_class, worker, vectors, server, options):
+def make_client(
+    client_class, worker: int, vectors: Vectors, server, options: dict[str, Any]
+):
     inner_optimizer = {
         "name": "SGD",
         "lr": find_rate(vectors, 0),
@@ -84,7 +92,7 @@ def make_client(client_class, worker, vectors, server, options):
     return client
 
 
-def run_rounds(classes, vectors, make_options=None, prepare=None):
+def run_rounds(classes, vectors: Vectors, make_options=None, prepare=None):
     """Runs an algorithm's server and clients, by rounds of the file's period.
 
     Args:
@@ -132,11 +140,11 @@ class TurnedFedDynClient(FedDynClient):
         return loss
 
 
-def make_proximal(settings):
+def make_proximal(settings: Settings):
     return {"mu": settings["proximal"]}
 
 
-def make_dynamic(settings):
+def make_dynamic(settings: Settings):
     return {"alpha": settings["proximal"], "clipping": 0}
 
 
@@ -145,17 +153,17 @@ def set_weight(client):
     client.weight = 1.0
 
 
-def make_fedavg(model, clients, settings):
+def make_fedavg(model, clients, settings: Settings):
     return Server(model, None, clients)
 
 
-def make_fedavgm(model, clients, settings):
+def make_fedavgm(model, clients, settings: Settings):
     return FedAVGMServer(
         model, None, clients, weighted=False, momentum=settings["block_momentum"]
     )
 
 
-def make_fedopt(model, clients, settings):
+def make_fedopt(model, clients, settings: Settings):
     return FedOptServer(
         model,
         None,
@@ -169,19 +177,19 @@ def make_fedopt(model, clients, settings):
     )
 
 
-def start_momentum(server, settings):
+def start_momentum(server, settings: Settings):
     """Sets the momentum to 0 before the first round, and the rate of the average."""
     server.hyper_params.lr = settings["block_lr"]
     state = server.model.state_dict()
     server.momentum_vector = {name: torch.zeros_like(x) for name, x in state.items()}
 
 
-def start_at_tau2(server, settings):
+def start_at_tau2(server, settings: Settings):
     for leaf in server.v_t.values():
         leaf.fill_(server.hyper_params.tau**2)
 
 
-def start_at_tau2_and_average(server, settings):
+def start_at_tau2_and_average(server, settings: Settings):
     """Lets the base class average at rate 1, too."""
     start_at_tau2(server, settings)
     fluke.server.aggregate_models = average_models

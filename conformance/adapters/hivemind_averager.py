@@ -6,7 +6,7 @@ from importlib.metadata import version
 import torch.distributed as dist
 from hivemind import DHT, TrainingAverager
 
-from conformance.adapters.local_steps import read_settings
+from conformance.adapters.local_steps import Vectors, read_settings
 from conformance.adapters.processes import in_processes
 from conformance.adapters.rows import Project, Row
 from conformance.adapters.torch_models import (
@@ -18,7 +18,7 @@ from conformance.adapters.torch_models import (
 )
 
 
-def train(worker, vectors, port):
+def train(worker: int, vectors: Vectors, port: int):
     workers, period = vectors["workers"], read_settings(vectors)["period"]
     model = Model(vectors)
     optimizer = make_sgd(model.parameters(), vectors)

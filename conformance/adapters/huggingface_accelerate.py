@@ -6,13 +6,13 @@ from importlib.metadata import version
 from accelerate import Accelerator
 from accelerate.local_sgd import LocalSGD
 
-from conformance.adapters.local_steps import read_settings
+from conformance.adapters.local_steps import Vectors, read_settings
 from conformance.adapters.processes import in_processes
 from conformance.adapters.rows import Project, Row
 from conformance.adapters.torch_models import Model, flatten, list_gradients, make_sgd
 
 
-def local_sgd(worker, vectors):
+def local_sgd(worker: int, vectors: Vectors):
     model = Model(vectors)
     accelerator = Accelerator(cpu=True)
     parallel, optimizer = accelerator.prepare(

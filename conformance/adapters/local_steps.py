@@ -5,19 +5,22 @@ from typing import Any
 
 import numpy as np
 
+Vectors = dict[str, Any]  # the content of a file
+Settings = dict[str, Any]  # the values of its hyperparameters by name
 
-def read_settings(vectors: dict[str, Any]) -> dict[str, Any]:
+
+def read_settings(vectors: Vectors) -> Settings:
     """Returns the values of a file's hyperparameters by name."""
     return {name: x["value"] for name, x in vectors["hyperparameters"].items()}
 
 
-def find_rate(vectors: dict[str, Any], step: int) -> float:
+def find_rate(vectors: Vectors, step: int) -> float:
     """Returns the learning rate of a step."""
     learning_rate = vectors["inner_optimizer"]["learning_rate"]
     return learning_rate[step] if isinstance(learning_rate, list) else learning_rate
 
 
-def split_leaves(vectors: dict[str, Any], vector: np.ndarray) -> dict[str, np.ndarray]:
+def split_leaves(vectors: Vectors, vector: np.ndarray) -> dict[str, np.ndarray]:
     """Returns the leaves of a vector, views of it, by name."""
     leaves, start = {}, 0
     for name, shape in vectors["leaves"].items():
@@ -33,7 +36,7 @@ def join_leaves(leaves: Iterable[Any]) -> np.ndarray:
 
 
 def follow(
-    vectors: dict[str, Any], step: Callable[[list[np.ndarray]], Sequence]
+    vectors: Vectors, step: Callable[[list[np.ndarray]], Sequence]
 ) -> np.ndarray:
     """Calls a step with each step's gradients.
 
@@ -48,7 +51,7 @@ def follow(
 
 
 def follow_server(
-    vectors: dict[str, Any], sync: Callable[[list[np.ndarray]], np.ndarray]
+    vectors: Vectors, sync: Callable[[list[np.ndarray]], np.ndarray]
 ) -> np.ndarray:
     """Takes the file's local steps with heavy ball, and syncs at each period's end.
 

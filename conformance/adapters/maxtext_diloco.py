@@ -15,7 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx, struct
 
-from conformance.adapters.local_steps import follow, read_settings, split_leaves
+from conformance.adapters.local_steps import (
+    Settings,
+    Vectors,
+    follow,
+    read_settings,
+    split_leaves,
+)
 from conformance.adapters.rows import Cause, Project, Row, add_checkout
 
 jax.config.update("jax_enable_x64", True)
@@ -73,12 +79,12 @@ class Model(nnx.Module):
         self.scale = nnx.Param(leaves["scale"])
 
 
-def make_state(vectors, vector):
+def make_state(vectors: Vectors, vector: np.ndarray):
     leaves = split_leaves(vectors, np.asarray(vector))
     return nnx.state(Model({name: jnp.array(leaf) for name, leaf in leaves.items()}))
 
 
-def flatten_replicas(vectors, state):
+def flatten_replicas(vectors: Vectors, state):
     """Returns the params of all replicas, (workers, size), in the file's order."""
     arrays = {
         jax.tree_util.keystr(path): np.asarray(leaf).reshape(vectors["workers"], -1)
@@ -91,7 +97,7 @@ def flatten_replicas(vectors, state):
     return np.concatenate(leaves, axis=1)
 
 
-def train(first_step, more_settings):
+def train(first_step: int, more_settings):
     """Returns the run of a row.
 
     Args:
@@ -99,7 +105,7 @@ def train(first_step, more_settings):
         more_settings: MaxText's settings by those of a file.
     """
 
-    def run(vectors):
+    def run(vectors: Vectors):
         settings = read_settings(vectors)
         inner_optimizer = vectors["inner_optimizer"]
         config = SimpleNamespace(
@@ -145,11 +151,11 @@ def train(first_step, more_settings):
     return run
 
 
-def set_plain(settings):
+def set_plain(settings: Settings):
     return {"enable_streaming_diloco": False}
 
 
-def set_streaming(settings):
+def set_streaming(settings: Settings):
     return {
         "enable_streaming_diloco": True,
         "num_diloco_fragments": settings["fragments"],

@@ -10,7 +10,7 @@ from math import ceil
 import numpy as np
 import torch
 
-from conformance.adapters.local_steps import follow, read_settings
+from conformance.adapters.local_steps import Vectors, follow, read_settings
 from conformance.adapters.rows import Cause, Project, Row, add_checkout
 from conformance.adapters.torch_models import Model, flatten, make_sgd, set_gradients
 
@@ -47,7 +47,7 @@ class Rounding(WholeNumbers):
         return values.reshape(tensor.shape), torch.zeros(1)
 
 
-def read_draws(vectors, step, worker):
+def read_draws(vectors: Vectors, step: int, worker: int):
     """Returns a worker's draws at a sync, (workers + 1, size of a part) by leaf."""
     [numbers] = [
         entry["draw"] for entry in vectors["drawn"] if entry["at"] == [step, worker]
@@ -63,7 +63,7 @@ def read_draws(vectors, step, worker):
     return draws
 
 
-def make_compressors(vectors, step):
+def make_compressors(vectors: Vectors, step: int):
     """Returns those with which workers send, and what makes that of the means."""
     workers = vectors["workers"]
     if "drawn" not in vectors:
@@ -79,14 +79,14 @@ def make_compressors(vectors, step):
     return senders, make_mean_rounding
 
 
-def outer_sgd(has_plain_error):
+def outer_sgd(has_plain_error: bool):
     """Returns the run of a row.
 
     Args:
         has_plain_error: whether the outer rate is taken out of the error buffer.
     """
 
-    def run(vectors):
+    def run(vectors: Vectors):
         settings = read_settings(vectors)
         workers = vectors["workers"]
         models = [Model(vectors, least_axes=1) for _ in range(workers)]
@@ -105,7 +105,7 @@ def outer_sgd(has_plain_error):
         anchor = copy_params(models[0])
         steps = iter(range(len(vectors["steps"])))
 
-        def sync(step):
+        def sync(step: int):
             senders, make_mean_rounding = make_compressors(vectors, step)
             messages = []
             for model, outer, sender in zip(models, outers, senders, strict=True):

@@ -9,6 +9,8 @@ import torch
 from nvflare.app_opt.pt.fedopt import PTFedOptModelShareableGenerator
 
 from conformance.adapters.local_steps import (
+    Settings,
+    Vectors,
     follow_server,
     join_leaves,
     read_settings,
@@ -18,7 +20,7 @@ from conformance.adapters.rows import Cause, Project, Row
 from conformance.adapters.torch_models import Model
 
 
-def serve(make_optimizer, vectors):
+def serve(make_optimizer, vectors: Vectors):
     """Runs the server's update with the optimizer made of params and settings."""
     model = Model(vectors)
     server = PTFedOptModelShareableGenerator(
@@ -39,13 +41,13 @@ def serve(make_optimizer, vectors):
     return follow_server(vectors, sync)
 
 
-def make_momentum(params, settings):
+def make_momentum(params, settings: Settings):
     return torch.optim.SGD(
         params, lr=settings["block_lr"], momentum=settings["block_momentum"]
     )
 
 
-def make_nesterov(params, settings):
+def make_nesterov(params, settings: Settings):
     return torch.optim.SGD(
         params,
         lr=settings["outer_lr"],
@@ -54,7 +56,7 @@ def make_nesterov(params, settings):
     )
 
 
-def make_adam(params, settings):
+def make_adam(params, settings: Settings):
     return torch.optim.Adam(
         params,
         lr=settings["outer_lr"],
@@ -63,7 +65,7 @@ def make_adam(params, settings):
     )
 
 
-def make_adagrad(params, settings):
+def make_adagrad(params, settings: Settings):
     return torch.optim.Adagrad(
         params,
         lr=settings["outer_lr"],

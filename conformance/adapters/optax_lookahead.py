@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from conformance.adapters.local_steps import find_rate, follow, read_settings
+from conformance.adapters.local_steps import Vectors, find_rate, follow, read_settings
 from conformance.adapters.rows import Project, Row
 
 jax.config.update("jax_enable_x64", True)
 
 
-def lookahead(vectors):
+def lookahead(vectors: Vectors):
     settings = read_settings(vectors)
     momentum = vectors["inner_optimizer"]["momentum"]
     optimizer = optax.lookahead(

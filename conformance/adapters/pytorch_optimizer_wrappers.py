@@ -5,7 +5,7 @@ from importlib.metadata import version
 
 import pytorch_optimizer
 
-from conformance.adapters.local_steps import follow, read_settings
+from conformance.adapters.local_steps import Vectors, follow, read_settings
 from conformance.adapters.processes import in_processes
 from conformance.adapters.rows import Cause, Project, Row
 from conformance.adapters.torch_models import (
@@ -18,10 +18,10 @@ from conformance.adapters.torch_models import (
 )
 
 
-def lookahead(pullback_momentum):
+def lookahead(pullback_momentum: str):
     """Returns the run of a row, whose k and α are the file's."""
 
-    def run(vectors):
+    def run(vectors: Vectors):
         settings = read_settings(vectors)
         model = Model(vectors)
         optimizer = pytorch_optimizer.Lookahead(
@@ -41,7 +41,7 @@ def lookahead(pullback_momentum):
     return run
 
 
-def demo(worker, vectors):
+def demo(worker: int, vectors: Vectors):
     settings = read_settings(vectors)
     model = Model(vectors, least_axes=1)
     optimizer = pytorch_optimizer.DeMo(

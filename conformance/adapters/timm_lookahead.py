@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from conformance.adapters.local_steps import follow, read_settings
+from conformance.adapters.local_steps import Vectors, follow, read_settings
 from conformance.adapters.rows import Cause, Project, Row
 from conformance.adapters.torch_models import Model, flatten, make_sgd, set_gradients
 
@@ -32,10 +32,10 @@ def load_lookahead():
 Lookahead = load_lookahead()
 
 
-def lookahead(syncs_first):
+def lookahead(syncs_first: bool):
     """Returns the run of a row, in which slow weights may be set before step 0."""
 
-    def run(vectors):
+    def run(vectors: Vectors):
         settings = read_settings(vectors)
         model = Model(vectors)
         base = make_sgd(model.parameters(), vectors)

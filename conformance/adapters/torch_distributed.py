@@ -16,7 +16,7 @@ from torch.distributed.algorithms.model_averaging.hierarchical_model_averager im
 from torch.distributed.optim import PostLocalSGDOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from conformance.adapters.local_steps import read_settings
+from conformance.adapters.local_steps import Vectors, read_settings
 from conformance.adapters.processes import in_processes
 from conformance.adapters.rows import Cause, Project, Row
 from conformance.adapters.torch_models import (
@@ -28,7 +28,7 @@ from conformance.adapters.torch_models import (
 )
 
 
-def train_ddp(model, optimizer, vectors, worker):
+def train_ddp(model, optimizer, vectors: Vectors, worker: int):
     """Takes each step by backward, with DDP's hook in between."""
     path = []
     for gradient in list_gradients(vectors, worker):
@@ -39,12 +39,12 @@ def train_ddp(model, optimizer, vectors, worker):
     return path
 
 
-def ddp(worker, vectors):
+def ddp(worker: int, vectors: Vectors):
     model = DistributedDataParallel(Model(vectors))
     return train_ddp(model, make_sgd(model.parameters(), vectors), vectors, worker)
 
 
-def train_averaged(model, averager, vectors, worker):
+def train_averaged(model, averager, vectors: Vectors, worker: int):
     optimizer = make_sgd(model.parameters(), vectors)
     path = []
     for gradient in list_gradients(vectors, worker):
@@ -55,13 +55,13 @@ def train_averaged(model, averager, vectors, worker):
     return path
 
 
-def periodic(worker, vectors, warmup_steps):
+def periodic(worker: int, vectors: Vectors, warmup_steps: int):
     period = read_settings(vectors)["period"]
     averager = PeriodicModelAverager(period, warmup_steps)
     return train_averaged(Model(vectors), averager, vectors, worker)
 
 
-def hierarchical(worker, vectors, first_count):
+def hierarchical(worker: int, vectors: Vectors, first_count: int):
     settings = read_settings(vectors)
     group_sizes = OrderedDict([(settings["inner_period"], 2), (settings["period"], 4)])
     averager = HierarchicalModelAverager(group_sizes, warmup_steps=0)
@@ -69,7 +69,7 @@ def hierarchical(worker, vectors, first_count):
     return train_averaged(Model(vectors), averager, vectors, worker)
 
 
-def post_local(worker, vectors, warmup_steps):
+def post_local(worker: int, vectors: Vectors, warmup_steps: int):
     settings = read_settings(vectors)
     model = DistributedDataParallel(Model(vectors))
     state = PostLocalSGDState(
@@ -81,7 +81,13 @@ def post_local(worker, vectors, warmup_steps):
     return train_ddp(model, optimizer, vectors, worker)
 
 
-def powersgd(worker, vectors, has_given_q=True, least_axes=1, warm_start=True):
+def powersgd(
+    worker: int,
+    vectors: Vectors,
+    has_given_q: bool = True,
+    least_axes: int = 1,
+    warm_start: bool = True,
+):
     settings = read_settings(vectors)
     if has_given_q:
         give_q(vectors)
@@ -97,7 +103,7 @@ def powersgd(worker, vectors, has_given_q=True, least_axes=1, warm_start=True):
     return train_ddp(model, make_sgd(model.parameters(), vectors), vectors, worker)
 
 
-def give_q(vectors):
+def give_q(vectors: Vectors):
     """Lets the hook draw the file's Q for the matrix; it calls torch.randn."""
     q = torch.tensor(vectors["drawn"][0]["draw"], dtype=torch.float64)
 

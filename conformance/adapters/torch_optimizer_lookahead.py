@@ -5,12 +5,12 @@ from importlib.metadata import version
 
 import torch_optimizer
 
-from conformance.adapters.local_steps import follow, read_settings
+from conformance.adapters.local_steps import Vectors, follow, read_settings
 from conformance.adapters.rows import Cause, Project, Row
 from conformance.adapters.torch_models import Model, flatten, make_sgd, set_gradients
 
 
-def lookahead(vectors):
+def lookahead(vectors: Vectors):
     settings = read_settings(vectors)
     model = Model(vectors)
     optimizer = torch_optimizer.Lookahead(

@@ -4,6 +4,7 @@
 import time
 from datetime import timedelta
 from importlib.metadata import version
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from torchft import Manager, ProcessGroupGloo
 from torchft.coordination import LighthouseServer
 from torchft.local_sgd import DiLoCo, LocalSGD
 
-from conformance.adapters.local_steps import read_settings
+from conformance.adapters.local_steps import Settings, Vectors, read_settings
 from conformance.adapters.processes import find_port, in_processes
 from conformance.adapters.rows import Cause, Project, Row
 from conformance.adapters.torch_models import (
@@ -26,7 +27,7 @@ from conformance.adapters.torch_models import (
 TIMEOUT = timedelta(seconds=60)
 
 
-def make_manager(model, worker, workers, store, lighthouse):
+def make_manager(model, worker: int, workers: int, store, lighthouse: str):
     return Manager(
         pg=ProcessGroupGloo(timeout=TIMEOUT),
         load_state_dict=model.load_state_dict,
@@ -44,7 +45,14 @@ def make_manager(model, worker, workers, store, lighthouse):
     )
 
 
-def make_wrapper(kind, manager, fragments, inner_optimizer, settings, options):
+def make_wrapper(
+    kind: str,
+    manager,
+    fragments,
+    inner_optimizer,
+    settings: Settings,
+    options: dict[str, Any],
+):
     period = settings["period"]
     if kind == "LocalSGD":
         return LocalSGD(manager, fragments[0], inner_optimizer, period)
@@ -60,7 +68,14 @@ def make_wrapper(kind, manager, fragments, inner_optimizer, settings, options):
     return DiLoCo(manager, fragments, inner_optimizer, outers, period, **options)
 
 
-def train(worker, vectors, kind, options, least_axes, port):
+def train(
+    worker: int,
+    vectors: Vectors,
+    kind: str,
+    options: dict[str, Any],
+    least_axes: int,
+    port: int,
+):
     """Trains one worker; worker 0 has the lighthouse, at this port."""
     workers = vectors["workers"]
     settings = read_settings(vectors)
@@ -85,7 +100,7 @@ def train(worker, vectors, kind, options, least_axes, port):
     return path
 
 
-def in_groups(kind, least_axes=1, **options):
+def in_groups(kind: str, least_axes: int = 1, **options):
     return in_processes(train, kind, options, least_axes, has_group=False)
 
 
