@@ -97,6 +97,7 @@ def train(
     optimizer = make_optimizer(kind, matrices, others, settings)
     if has_p_of_inputs:
         take_p_of_inputs(optimizer)
+    torch.manual_seed(0)  # of a Q of another shape than the file's
     give_q(vectors)
     heavy_ball = HeavyBall(params, vectors, 1.0)
     path = []

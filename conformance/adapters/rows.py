@@ -15,8 +15,8 @@ class Cause(NamedTuple):
     """Why an implementation's params differ from those of a file.
 
     Attributes:
-        verdict: "fault" only where the project's documents or the paper, which was
-            opened, say something else.
+        verdict: "fault" only where the project's documents, the paper or its authors'
+            code say something else, which is to be read first.
         reason: what is different, and where that is documented; no full stop.
         reproduction: a program of conformance/repros/ that shows it, if one does.
         error: the kind of error that it raises; "" if it has other params.
