@@ -9,7 +9,7 @@ from syncalgos._held_parts import HeldPart
 from syncalgos.collectives import PyTree
 
 
-def taken(what: str, tree: PyTree) -> PyTree:
+def copy_host_arrays(tree_name: str, tree: PyTree) -> PyTree:
     """Returns a tree with copies of its NumPy arrays, as they are at this call.
 
     Raises:
@@ -17,18 +17,19 @@ def taken(what: str, tree: PyTree) -> PyTree:
             fit into the 32 bits that jax gives it. The message names the leaf.
     """
 
-    def leaf(path: Any, x: Any) -> Any:
-        check_ours(what + jax.tree_util.keystr(path), x)
+    def copy_leaf(path: Any, x: Any) -> Any:
+        name = tree_name + jax.tree_util.keystr(path)
+        check_ours(name, x)
         if not isinstance(x, np.ndarray | np.generic):
             return x
         if x.dtype.kind in "iu" and x.dtype.itemsize == 8 and x.size:
             for number in (x.min(), x.max()):
-                check_fits(what + jax.tree_util.keystr(path), int(number), x.dtype)
+                check_fits(name, int(number), x.dtype)
         # jax may keep the array's memory and read it after the call has returned, when
         # its owner has written the next batch into it.
         return np.array(x)
 
-    return jax.tree_util.tree_map_with_path(leaf, tree)
+    return jax.tree_util.tree_map_with_path(copy_leaf, tree)
 
 
 def check_ours(name: str, x: Any) -> None:

@@ -11,7 +11,7 @@ import optax
 from syncalgos._calls import suggest_arguments
 from syncalgos._combinators.introspection import axis_of, check_mapped
 from syncalgos._engine import inner_fit
-from syncalgos._host_arrays import taken
+from syncalgos._host_arrays import copy_host_arrays
 from syncalgos._optax_states import GIVEN_LOSS
 from syncalgos.collectives import Axis, PyTree
 from syncalgos.collectives._axes import mapped_names
@@ -105,11 +105,11 @@ def as_optimizer(
 
     def init(params: PyTree) -> OptimizerState:
         check_params(params)
-        params = taken("params", params)
+        params = copy_host_arrays("params", params)
         sync = call_alone(lambda: strong(strategy.init(params)), axis)
         opt_state = inner.init(params)
         step = jnp.zeros((), jnp.int32)
-        inner_fit.check_form("as_optimizer: inner", opt_state, but=GIVEN_LOSS)
+        inner_fit.check_form("as_optimizer: inner", opt_state, allowed_names=GIVEN_LOSS)
         inner_fit.check_clock("as_optimizer: inner", opt_state, strategy)
         inner_fit.check_rate("as_optimizer: inner", inner, strategy, params)
         return OptimizerState(opt_state, sync, step, _drop_arrays(params))
@@ -125,8 +125,8 @@ def as_optimizer(
                 "params, value=loss)"
             )
 
-        updates = taken("updates", updates)
-        params = taken("params", params)
+        updates = copy_host_arrays("updates", updates)
+        params = copy_host_arrays("params", params)
 
         def step_and_sync() -> tuple[Replica, PyTree]:
             replica = seeing(strategy, Replica(params, state.inner), extra.get("value"))

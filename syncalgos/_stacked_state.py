@@ -17,7 +17,7 @@ from syncalgos._combinators.introspection import (
     has_reduce,
     mean_center,
 )
-from syncalgos._host_arrays import taken
+from syncalgos._host_arrays import copy_host_arrays
 from syncalgos.collectives import PyTree
 from syncalgos.collectives._axes import COUNTED
 from syncalgos.strategy import (
@@ -113,7 +113,7 @@ def stacked(strategy: Strategy, mesh: Mesh | None = None) -> Strategy:
         state_shapes = jax.eval_shape(init_workers, params, 0)
         shardings = _find_shardings(params, state_shapes, mesh, axis)
         jitted = jax.jit(init_workers, out_shardings=shardings)
-        return jitted(taken("params", params), 0)
+        return jitted(copy_host_arrays("params", params), 0)
 
     def reduce(
         grads: PyTree, replica: Replica, state: PyTree, step: Any
@@ -235,7 +235,7 @@ def _map_workers(
                 "communication: a stacked strategy holds all workers: count the "
                 "strategy that was given to `stacked`"
             )
-        return jitted(taken("", inputs), taken("step", step))
+        return jitted(copy_host_arrays("", inputs), copy_host_arrays("step", step))
 
     return call
 

@@ -20,11 +20,11 @@ BYTES = 16
 """The length of a leaf's checksum."""
 
 
-def check_agreement(where: str, trees: dict[str, PyTree], layout: Layout) -> None:
+def check_agreement(caller_name: str, trees: dict[str, PyTree], layout: Layout) -> None:
     """Refuses trees that differ between the processes; each process calls this.
 
     Args:
-        where: the function that was called, for the message.
+        caller_name: the function that was called, for the message.
         trees: arrays, numbers or shapes, by name. Of an array that spans the processes,
             and of shapes, only the shape and the dtype are compared.
         layout: the place of each worker.
@@ -39,30 +39,30 @@ def check_agreement(where: str, trees: dict[str, PyTree], layout: Layout) -> Non
         leaves += checks.named_leaves(name, tree)
     checksums = [_checksum(name, leaf) for name, leaf in leaves]
     # Their numbers first: trees of other forms have other numbers of leaves.
-    count_rows = _of_all_processes(np.array([len(leaves)], np.uint32), layout)
-    most = int(count_rows.max())
-    table = np.zeros((most, BYTES), np.uint8)
-    for row, checksum in enumerate(checksums):
+    count_rows = _gather_rows(np.array([len(leaves)], np.uint32), layout)
+    max_leaves = int(count_rows.max())
+    table = np.zeros((max_leaves, BYTES), np.uint8)
+    for row, checksum in enumerate(checksums):  # (leaves, bytes)
         table[row] = np.frombuffer(checksum, np.uint8)
-    tables = _of_all_processes(table.reshape(-1).view(np.uint32), layout)
-    tables = tables.reshape(len(tables), most, -1)
+    tables = _gather_rows(table.reshape(-1).view(np.uint32), layout)
+    tables = tables.reshape(len(tables), max_leaves, -1)
     differing = np.argwhere((tables != tables[0]).any(-1))
     if not len(differing):
         return
     row = int(differing[:, 1].min())
     if row < len(leaves):
         name, leaf = leaves[row]
-        here = f"{name}, here {_form(leaf)},"
+        description = f"{name}, here {_describe_array(leaf)},"
     else:
-        here = f"the number of leaves, here {len(leaves)},"
+        description = f"the number of leaves, here {len(leaves)},"
     raise ValueError(
-        f"{where}: {here} is not the same in all processes: give each process the same "
-        "model, seed and numbers, such as those drawn from one seed or read from one "
-        "file"
+        f"{caller_name}: {description} is not the same in all processes: give each "
+        "process the same model, seed and numbers, such as those drawn from one seed "
+        "or read from one file"
     )
 
 
-def _form(leaf: Any) -> str:
+def _describe_array(leaf: Any) -> str:
     """The dtype and the shape of an array."""
     shape = ",".join(map(str, np.shape(leaf)))
     return f"{_dtype(leaf)}[{shape}]"
@@ -74,7 +74,8 @@ def _dtype(leaf: Any) -> Any:
 
 def _checksum(name: str, leaf: Any) -> bytes:
     """The checksum of a leaf: its name, its form, and its bytes if these are here."""
-    checksum = hashlib.blake2b(f"{name} {_form(leaf)}".encode(), digest_size=BYTES)
+    text = f"{name} {_describe_array(leaf)}"
+    checksum = hashlib.blake2b(text.encode(), digest_size=BYTES)
     is_spread = isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
     if not is_spread and not isinstance(leaf, jax.ShapeDtypeStruct):
         has_keys = isinstance(leaf, jax.Array) and is_key(leaf)
@@ -83,13 +84,13 @@ def _checksum(name: str, leaf: Any) -> bytes:
     return checksum.digest()
 
 
-def _of_all_processes(row: np.ndarray, layout: Layout) -> np.ndarray:
+def _gather_rows(row: np.ndarray, layout: Layout) -> np.ndarray:
     """Gathers a row of as many numbers from each device: (devices, numbers)."""
     mesh = Mesh(np.array(layout.devices), ("all",))
-    apart = NamedSharding(mesh, PartitionSpec("all"))
-    everywhere = NamedSharding(mesh, PartitionSpec())
+    row_sharding = NamedSharding(mesh, PartitionSpec("all"))
+    copy_sharding = NamedSharding(mesh, PartitionSpec())
     copies = [jax.device_put(row[None], device) for device in layout.own_devices]
     shape = (len(layout.devices), len(row))
-    rows = jax.make_array_from_single_device_arrays(shape, apart, copies)
-    gathered = jax.jit(lambda x: x, out_shardings=everywhere)(rows)
+    rows = jax.make_array_from_single_device_arrays(shape, row_sharding, copies)
+    gathered = jax.jit(lambda x: x, out_shardings=copy_sharding)(rows)
     return np.asarray(gathered.addressable_data(0))

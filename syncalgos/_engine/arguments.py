@@ -27,10 +27,11 @@ def explained_trace() -> Iterator[None]:
     try:
         yield
     except jax.errors.ConcretizationTypeError as error:
-        ours = [x for x in traceback.extract_tb(error.__traceback__) if _is_users(x)]
-        if not ours:
+        frames = traceback.extract_tb(error.__traceback__)
+        user_frames = [frame for frame in frames if _is_users(frame)]
+        if not user_frames:
             raise
-        frame = ours[-1]
+        frame = user_frames[-1]
         raise ValueError(
             f"{frame.filename}:{frame.lineno}: `{frame.line}` needs a value that is "
             "unknown while jax traces a strategy: use every(…, schedule), jnp.where or "
@@ -46,15 +47,19 @@ def explained_trace() -> Iterator[None]:
 
 def _is_users(frame: traceback.FrameSummary) -> bool:
     """Whether a line belongs neither to jax nor to this library."""
-    others = Path(inspect.getfile(jax)).parent, Path(__file__).parents[1]
-    return not any(Path(frame.filename).is_relative_to(folder) for folder in others)
+    path = Path(frame.filename)
+    jax_folder = Path(inspect.getfile(jax)).parent
+    own_folder = Path(__file__).parents[1]
+    return not (path.is_relative_to(jax_folder) or path.is_relative_to(own_folder))
 
 
-def leading_shape(what: str, tree: PyTree, axes: tuple[str, ...]) -> tuple[int, ...]:
+def leading_shape(
+    tree_name: str, tree: PyTree, axes: tuple[str, ...]
+) -> tuple[int, ...]:
     """Returns the leading axes of all leaves; raises a ValueError if they disagree."""
-    shapes = [(name, np.shape(x)) for name, x in checks.named_leaves(what, tree)]
+    shapes = [(name, np.shape(x)) for name, x in checks.named_leaves(tree_name, tree)]
     if not shapes:
-        raise ValueError(f"{what} hold no arrays")
+        raise ValueError(f"{tree_name} hold no arrays")
     first_name, first_shape = shapes[0]
     lead = first_shape[: len(axes)]
     axis_names = ", ".join(axes)
@@ -82,9 +87,9 @@ def check_untraced(x: Any) -> None:
         raise ValueError("DataParallel compiles by itself: call it outside jax.jit")
 
 
-def check_arrays(what: str, tree: PyTree) -> None:
+def check_arrays(tree_name: str, tree: PyTree) -> None:
     """Raises a ValueError unless all leaves are arrays; it names what was given."""
-    for name, leaf in checks.named_leaves(what, tree):
+    for name, leaf in checks.named_leaves(tree_name, tree):
         check_untraced(leaf)
         check_ours(name, leaf)
         if hasattr(leaf, "shape"):
@@ -124,20 +129,23 @@ def python_numbers(hyperparams: PyTree) -> PyTree:
 
 def check_like(hyperparams: PyTree, like: PyTree) -> None:
     """Raises a ValueError unless hyperparameters have the structure of others."""
-    if why := checks.unlike("hyperparams", like, hyperparams):
-        raise ValueError(f"hyperparams must have the structure of the trainer's: {why}")
+    difference = checks.unlike("hyperparams", like, hyperparams)
+    if difference:
+        raise ValueError(
+            f"hyperparams must have the structure of the trainer's: {difference}"
+        )
 
 
-def check_kind(what: str, value: Any, kind: type) -> None:
+def check_kind(name: str, value: Any, kind: type) -> None:
     """Raises a ValueError unless the value is of the kind."""
     if isinstance(value, kind):
         return
     if type(value) is tuple and value and isinstance(value[0], kind):
         raise ValueError(
-            f"{what} must be a {kind.__name__}, got a tuple; unpack the result of run: "
+            f"{name} must be a {kind.__name__}, got a tuple; unpack the result of run: "
             "state, metrics = trainer.run(…)"
         )
-    raise ValueError(f"{what} must be a {kind.__name__}, got {checks.shown(value)}")
+    raise ValueError(f"{name} must be a {kind.__name__}, got {checks.shown(value)}")
 
 
 def check_plateau(opt_state: PyTree) -> None:
@@ -202,15 +210,16 @@ def check_batches(
     check_parts(batch, layout, accumulate)
 
 
-def left_over(batches: PyTree, layout: Layout) -> int:
+def count_extra_examples(batches: PyTree, layout: Layout) -> int:
     """Returns the examples of a global batch that workers do not divide evenly.
 
-    Returns 0 if they divide evenly, or if a rest cannot be handled separately.
+    Returns 0 if they divide evenly, or if extra ones cannot be handled separately.
     """
-    sizes = {(*np.shape(x), 0, 0)[1] for x in jax.tree.leaves(batches)}
-    if layout.feeders > 1 or len(sizes) != 1:
+    # A leaf without a second axis is refused later: it counts as one of size 0.
+    batch_sizes = {(*np.shape(x), 0, 0)[1] for x in jax.tree.leaves(batches)}
+    if layout.feeders > 1 or len(batch_sizes) != 1:
         return 0
-    return min(sizes) % layout.readers
+    return min(batch_sizes) % layout.readers
 
 
 def check_parts(batch: int, layout: Layout, accumulate: int) -> None:
@@ -236,17 +245,20 @@ def check_rows(rows: Any, examples: int) -> None:
             "with data, batches must be integer row numbers (steps, global_batch)"
         )
     if rows.size:
-        low, high = int(rows.min()), int(rows.max())
-        if low < 0 or high >= examples:
-            raise ValueError(f"rows must be 0 to {examples - 1}, got {low} to {high}")
+        smallest = int(rows.min())
+        largest = int(rows.max())
+        if smallest < 0 or largest >= examples:
+            raise ValueError(
+                f"rows must be 0 to {examples - 1}, got {smallest} to {largest}"
+            )
 
 
-def check_step(done: int) -> None:
+def check_step(num_steps: int) -> None:
     """Raises a ValueError if the devices cannot count this many local steps."""
-    if not 0 <= done < 2**31:
+    if not 0 <= num_steps < 2**31:
         raise ValueError(
-            f"local steps must be from 0 to 2**31 - 1, got {done}: call init with the "
-            "center's params to start a new state"
+            f"local steps must be from 0 to 2**31 - 1, got {num_steps}: call init with "
+            "the center's params to start a new state"
         )
 
 
@@ -258,17 +270,18 @@ def check_own(leaf: Any, shape: tuple[int, int]) -> None:
         raise ValueError(
             "state was donated to an earlier run: use the state that this run returned"
         )
-    if (led_by := np.shape(leaf)[:2]) != shape:
+    leading_axes = np.shape(leaf)[:2]
+    if leading_axes != shape:
         raise ValueError(
-            f"state has leading axes {led_by}, but the workers of this trainer need "
-            f"(devices, lanes) = {shape}"
+            f"state has leading axes {leading_axes}, but the workers of this trainer "
+            f"need (devices, lanes) = {shape}"
         )
 
 
-def check_workers(held: Any, workers: int) -> None:
+def check_workers(host_state: Any, workers: int) -> None:
     """Raises a ValueError unless replica and sync lead with this number of workers."""
-    of_workers = held._replace(step=(), key=(), hyperparams=())
-    for name, leaf in checks.named_leaves("held", of_workers):
+    worker_arrays = host_state._replace(step=(), key=(), hyperparams=())
+    for name, leaf in checks.named_leaves("held", worker_arrays):
         if np.shape(leaf)[:1] != (workers,):
             raise ValueError(
                 f"{name} has shape {np.shape(leaf)}, but its first axis must be the "

@@ -15,9 +15,16 @@ from syncalgos._engine.lanes import execution, replication, selection, traces
 from syncalgos._engine.placement import backends, shardings
 from syncalgos._engine.placement.backends import Replicated
 from syncalgos._engine.placement.layout import DEVICES, Layout
-from syncalgos._engine.program import Inputs, Model, Outputs, Own, Program, Shared
+from syncalgos._engine.program import (
+    Inputs,
+    Model,
+    Outputs,
+    Program,
+    Shared,
+    WorkerState,
+)
 from syncalgos._engine.sharded_tables import check_row_by_row
-from syncalgos._engine.state import TrainState, of_one
+from syncalgos._engine.state import TrainState, drop_worker_axes
 from syncalgos._jaxprs import equations
 from syncalgos.collectives import WORKERS, PyTree
 from syncalgos.reducers._stacking.shards import Sharding, known
@@ -30,7 +37,8 @@ class Key(NamedTuple):
     Attributes:
         program: the program to compile.
         sharding: how a worker's arrays lie on its devices.
-        replicated: for each leaf of `own`, whether it is identical in all lanes.
+        replicated: for each leaf of the worker state, whether it is identical in all
+            lanes.
         structure: the tree structure of the arguments.
         types: the shapes and dtypes of the arguments' leaves.
     """
@@ -43,10 +51,10 @@ class Key(NamedTuple):
 
 
 # Options for a program that runs once, on CPUs: it compiles in two thirds of the time.
-_FAST: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}
+_FAST_COMPILE: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}
 
 # jax's own collectives that may fail over WORKERS, and their replacements.
-_OURS = {
+_REPLACEMENTS = {
     "all_gather": ("all_gather", "gather"),
     "reduce_scatter": ("psum_scatter", "mean"),
     "ppermute": ("ppermute", "shift"),
@@ -57,7 +65,7 @@ class Call(NamedTuple):
     """A program with its arguments, which are already on the devices."""
 
     key: Key
-    own: Any
+    worker_state: Any
     inputs: Inputs
 
 
@@ -73,34 +81,41 @@ class Compiled:
     """
 
     def __init__(self, worker: worker.Worker, layout: Layout, lane_form: str | None):
-        self._worker, self._layout, self._lane_form = worker, layout, lane_form
+        self._worker = worker
+        self._layout = layout
+        self._lane_form = lane_form
         self._replication = replication.Replication(worker, layout)
-        self._seen: Any = None  # the form of the model that was started last
+        self._started_types: Any = None  # of the leaves of the model started last
         self.programs: dict[Key, Any] = {}
         self.seconds: float = 0.0
         self.temp_bytes: int | None = None
         self.form: str | None = None
         self.run_program: jax.stages.Compiled | None = None
-        self._group: int | None = None
-        self._is_mean = False
+        self._group_lanes: int | None = None
+        self._has_checked_mean = False
 
     def start(self, model: Model, sharding: Sharding | None) -> Outputs:
         """Makes the first state of all workers."""
         layout = self._layout
-        if self._seen != (form := jax.tree.map(jax.typeof, model)):
+        model_types = jax.tree.map(jax.typeof, model)
+        if self._started_types != model_types:
             with known(sharding):
                 self._worker = replication.with_own_keys(self._worker, layout, model)
                 if layout.workers > 1:
-                    tables, optimizer = self._worker.sharded, self._worker.optimizer
-                    check_row_by_row(tables, optimizer, model.params)
-            self._seen, self._replication.worker = form, self._worker
-        own = np.array(layout.own_workers, np.int32).reshape(layout.own_shape)
-        numbers = layout.split(own, layout.sharding(DEVICES))
-        outputs = self.run(self._call(worker.INIT, numbers, model, sharding=sharding))
-        self._replication.note(outputs.own)
+                    check_row_by_row(
+                        self._worker.sharded, self._worker.optimizer, model.params
+                    )
+            self._started_types = model_types
+            self._replication.worker = self._worker
+        indices = np.array(layout.own_workers, np.int32)
+        indices = indices.reshape(layout.own_shape)  # (places, lanes)
+        worker_indices = layout.split(indices, layout.sharding(DEVICES))
+        call = self._make_call(worker.INIT, worker_indices, model, sharding=sharding)
+        outputs = self.run(call)
+        self._replication.note(outputs.worker_state)
         return outputs
 
-    def of_state(
+    def call_on_state(
         self,
         program: Program,
         state: TrainState,
@@ -118,17 +133,21 @@ class Compiled:
         Raises:
             ValueError: the state was donated to an earlier call, or has another layout.
         """
-        sharding = shardings.of_state(state.replica.params, self._layout)
+        sharding = shardings.read_sharding(state.replica.params, self._layout)
         with known(sharding):
-            replicated = self._replicated(state.own) if self._shares else None
+            replicated = None
+            if self._may_share_leaves:
+                replicated = self._mark_replicated(state.own)
         shared = Shared(state.step, state.key, data, state.hyperparams)
-        return self._call(program, state.own, shared, batches, replicated, sharding)
+        return self._make_call(
+            program, state.own, shared, batches, replicated, sharding
+        )
 
-    def of_params(self, program: Program, state: TrainState) -> Call:
+    def call_on_params(self, program: Program, state: TrainState) -> Call:
         """Makes the call of a program that reads only the workers' params."""
-        sharding = shardings.of_state(state.replica.params, self._layout)
-        own = Own(Replica(state.replica.params))
-        return self._call(program, own, Shared(), sharding=sharding)
+        sharding = shardings.read_sharding(state.replica.params, self._layout)
+        worker_state = WorkerState(Replica(state.replica.params))
+        return self._make_call(program, worker_state, Shared(), sharding=sharding)
 
     def run(self, call: Call) -> Outputs:
         """Runs a call; compiles its program first if necessary.
@@ -138,43 +157,49 @@ class Compiled:
         key = call.key
         if key not in self.programs:
             self.compile([call])
-        own, common = self.programs[key](call.own, call.inputs)
+        worker_state, common = self.programs[key](call.worker_state, call.inputs)
         layout = self._layout
         if layout.blocking:
-            jax.block_until_ready((own, common))
+            jax.block_until_ready((worker_state, common))
         # If a leaf of the given state was not replicated as expected, nothing is known
         # about the returned state.
         if key.program.takes_steps and key.replicated is not None:
-            self._replication.note(own)
-        to_one = layout.of_first_worker if key.program.makes_model else layout.one_copy
-        return Outputs(own, jax.tree.map(to_one, common))
+            self._replication.note(worker_state)
+        take_copy = (
+            layout.take_first_worker_copy
+            if key.program.makes_model
+            else layout.one_copy
+        )
+        return Outputs(worker_state, jax.tree.map(take_copy, common))
 
-    def put_back(self, own: Own, held: Own) -> None:
-        """Notes which leaves are replicated in a state from the host, `held` there."""
+    def put_back(self, worker_state: WorkerState, host_state: WorkerState) -> None:
+        """Notes which leaves are replicated in a state from the host."""
         # Several processes would have to agree on the result.
-        if self._shares and self._layout.processes == 1:
-            with known(shardings.of_state(own.replica.params, self._layout)):
-                self._replication.note_if_replicated(own, held)
+        if self._may_share_leaves and self._layout.processes == 1:
+            with known(
+                shardings.read_sharding(worker_state.replica.params, self._layout)
+            ):
+                self._replication.note_if_replicated(worker_state, host_state)
 
     @property
-    def _shares(self) -> bool:
+    def _may_share_leaves(self) -> bool:
         """Whether lanes of a device may hold replicated leaves once."""
         if self._worker.sharded is not None:
             return False
         return self._layout.lanes > 1 and backends.is_compiled()
 
-    def _replicated(self, own: Own) -> Replicated:
+    def _mark_replicated(self, worker_state: WorkerState) -> Replicated:
         """Marks the leaves to hold once; None if none is known to be identical."""
-        flags = self._replication.flags(own)
+        flags = self._replication.flags(worker_state)
         if not any(flags):
             return None
-        if not self._replication.is_known(own):
-            pairs = zip(jax.tree.leaves(own), flags, strict=True)
-            once = [x for x, is_once in pairs if is_once]
-            same = self.run(self._call(replication.COMPARE, once, Shared()))
-            if not np.asarray(same.common).all():
+        if not self._replication.is_known(worker_state):
+            pairs = zip(jax.tree.leaves(worker_state), flags, strict=True)
+            shared_leaves = [x for x, is_replicated in pairs if is_replicated]
+            call = self._make_call(replication.COMPARE, shared_leaves, Shared())
+            if not np.asarray(self.run(call).common).all():
                 return None
-            self._replication.note(own)
+            self._replication.note(worker_state)
         return flags
 
     def trace_run(
@@ -193,19 +218,29 @@ class Compiled:
         """
         layout = self._layout
         with known(sharding):
-            start = jax.ShapeDtypeStruct(layout.shape, np.int32), Inputs(model)
-            program = self._mapped(Key(worker.INIT, sharding), *start)
-            shapes = jax.eval_shape(program, *start)
-            places = backends.places(layout, worker.INIT, sharding, shapes)
-            first = jax.tree.map(_at, shapes, places)
-            replicated = self._replication.flags(first.own) if self._shares else None
-            shared = first.common._replace(data=data, hyperparams=model.hyperparams)
-            same = partial(_at, sharding=layout.sharding())
-            cut = partial(_at, sharding=layout.sharding(None, *layout.batch_spec))
-            inputs = Inputs(jax.tree.map(same, shared), jax.tree.map(cut, batches))
-            asked = first.own, inputs
-            program = self._mapped(Key(worker.RUN, sharding, replicated), *asked)
-            return first, program.trace(*asked)
+            init_arguments = jax.ShapeDtypeStruct(layout.shape, np.int32), Inputs(model)
+            program = self._map_program(Key(worker.INIT, sharding), *init_arguments)
+            shapes = jax.eval_shape(program, *init_arguments)
+            output_shardings = backends.make_output_shardings(
+                layout, worker.INIT, sharding, shapes
+            )
+            first_outputs = jax.tree.map(_place_shape, shapes, output_shardings)
+            worker_state = first_outputs.worker_state
+            replicated = None
+            if self._may_share_leaves:
+                replicated = self._replication.flags(worker_state)
+            shared = first_outputs.common._replace(
+                data=data, hyperparams=model.hyperparams
+            )
+            batch_sharding = layout.sharding(None, *layout.batch_spec)
+            place_shared = partial(_place_shape, sharding=layout.sharding())
+            place_batch = partial(_place_shape, sharding=batch_sharding)
+            inputs = Inputs(
+                jax.tree.map(place_shared, shared), jax.tree.map(place_batch, batches)
+            )
+            key = Key(worker.RUN, sharding, replicated)
+            program = self._map_program(key, worker_state, inputs)
+            return first_outputs, program.trace(worker_state, inputs)
 
     def compile(self, calls: Sequence[Call]) -> None:
         """Compiles the missing programs of these calls; runs nothing."""
@@ -214,40 +249,41 @@ class Compiled:
             return
         start = time.perf_counter()
         if len(missing) == 1:
-            self._note(missing[0], self._lower(missing[0])())
+            compile_program = self._lower(missing[0])
+            self._store(missing[0], compile_program())
         else:
             # XLA compiles each program on one core. This thread traces the next program
             # meanwhile: users' functions need not be thread-safe.
             with ThreadPoolExecutor(len(missing)) as pool:
-                ends = [pool.submit(end) for end in map(self._lower, missing)]
-                for call, end in zip(missing, ends, strict=True):
-                    self._note(call, end.result())
+                compilations = [pool.submit(self._lower(call)) for call in missing]
+                for call, compilation in zip(missing, compilations, strict=True):
+                    self._store(call, compilation.result())
         self.seconds += time.perf_counter() - start
 
-    def _call(
+    def _make_call(
         self,
         program: Program,
-        own: Any,
+        worker_state: Any,
         shared: Shared | Model,
         batches: PyTree = (),
         replicated: Replicated = None,
         sharding: Sharding | None = None,
     ) -> Call:
-        """Makes the call of a program; raises a ValueError if `own` does not fit."""
-        inputs = Inputs(self._placed(shared, sharding), batches)
-        for leaf in jax.tree.leaves(own):
+        """Makes a program's call; raises a ValueError for another layout's state."""
+        inputs = Inputs(self._place_shared(shared, sharding), batches)
+        for leaf in jax.tree.leaves(worker_state):
             arguments.check_own(leaf, self._layout.shape)
-        leaves, structure = jax.tree.flatten((own, inputs))
+        leaves, structure = jax.tree.flatten((worker_state, inputs))
         types = tuple(map(jax.typeof, leaves))
-        return Call(Key(program, sharding, replicated, structure, types), own, inputs)
+        key = Key(program, sharding, replicated, structure, types)
+        return Call(key, worker_state, inputs)
 
-    def _placed(self, shared: Shared | Model, sharding: Sharding | None) -> Any:
+    def _place_shared(self, shared: Shared | Model, sharding: Sharding | None) -> Any:
         """Puts the shared inputs on the devices, params with their sharding."""
-
         if sharding is None or not isinstance(shared, Model):
             return jax.tree.map(self._layout.copy, shared)
 
-        def put(path, x):
+        def put(path: Any, x: Any) -> jax.Array:
             return self._layout.spread(x, sharding.spec(path, np.shape(x)))
 
         return jax.tree_util.tree_map_with_path(put, shared)
@@ -257,49 +293,57 @@ class Compiled:
         with known(call.key.sharding):
             try:
                 self._check_loss(*call)
-                mapped = self._mapped(*call)
+                mapped = self._map_program(*call)
                 if call.key.program.takes_steps:
                     self._check_mean(*call)
                 if not backends.is_compiled():
                     return lambda: mapped
                 # Ahead of time, so that compile time can be separated from training
                 # time, and nothing is compiled twice.
-                lowered = backends.lower(self._layout, mapped, call.own, call.inputs)
+                lowered = backends.lower(
+                    self._layout, mapped, call.worker_state, call.inputs
+                )
                 return lowered.compile
             except (AssertionError, IndexError, NotImplementedError):
-                for name in self._unmapped(call):
-                    theirs, ours = _OURS[name]
+                for name in self._find_failing_collectives(call):
+                    theirs, ours = _REPLACEMENTS[name]
                     raise ValueError(
                         f"jax.lax.{theirs} fails with several workers on a device: "
                         f"over syncalgos.WORKERS, use syncalgos.collectives.{ours}"
                     ) from None
                 raise
 
-    def _check_loss(self, key: Key, own: Own, inputs: Inputs) -> None:
+    def _check_loss(self, key: Key, worker_state: WorkerState, inputs: Inputs) -> None:
         """Raises a ValueError if only some workers would reach a collective of a loss.
 
         Lanes of one device compute both arms of a branch, and need no such check.
         """
         if key.program is not worker.RUN or self._layout.shape[0] == 1:
             return
-        one = traces.of_one_worker(own, inputs)
-        counts = [len(jax.tree.leaves(x)) for x in one]
-        jaxpr = traces.loss(self._worker, self._layout, one)
+        loss_arguments = traces.make_loss_arguments(worker_state, inputs)
+        counts = [len(jax.tree.leaves(x)) for x in loss_arguments]
+        jaxpr = traces.trace_loss(self._worker, self._layout, loss_arguments)
         # Each worker has its own key and batch; replicas may be equal.
-        is_own = np.repeat([True, False, True, False], counts).tolist()
-        lone_branches.followed(jaxpr, is_own)
+        differs = np.repeat([True, False, True, False], counts).tolist()
+        lone_branches.follow_differing(jaxpr, differs)
 
-    def _check_mean(self, key: Key, own: Own, inputs: Inputs) -> None:
+    def _check_mean(self, key: Key, worker_state: WorkerState, inputs: Inputs) -> None:
         """Raises a ValueError if lanes are merged whose loss is no mean over its batch.
 
         Runs once, on the first step's batches: a trainer has one loss for training.
         """
         layout = self._layout
-        if self._is_mean or self.form != selection.MERGED or layout.lanes == 1:
+        if self._has_checked_mean or self.form != selection.MERGED or layout.lanes == 1:
             return
-        workers = max(2, self._group or layout.lanes)
-        compare = partial(execution.compared, self._worker, workers)
-        on_device = partial(compare, layout.lanes, key.replicated)
+        workers = max(2, self._group_lanes or layout.lanes)
+        on_device = partial(
+            execution.compare_merged,
+            self._worker,
+            workers,
+            layout.lanes,
+            key.replicated,
+        )
+        options = _FAST_COMPILE if selection.on_cpu(layout) else None
         # Rounded operands would make exact means differ. What is not finite tells
         # nothing here.
         with (
@@ -308,64 +352,87 @@ class Compiled:
             jax.debug_infs(False),
         ):
             mapped = backends.over_devices(layout, on_device, donate=False)
-            lowered = backends.lower(layout, mapped, own, inputs)
-            program = lowered.compile(_FAST if selection.on_cpu(layout) else None)
-            found = jax.tree.map(layout.one_copy, program(own, inputs).common)
-        one = traces.of_one_worker(own, inputs)
-        held = equations(traces.loss(self._worker, layout, one))
-        kinds = {x.aval.dtype for e, _ in held for x in e.outvars}
-        floats = [jnp.finfo(x) for x in kinds if jnp.issubdtype(x, np.floating)]
-        rounding = max(float(x.eps) for x in floats)
-        told = jax.tree.map(float, found)
-        selection.check_mean(self._lane_form, workers, told, rounding)
-        self._is_mean = True
+            lowered = backends.lower(layout, mapped, worker_state, inputs)
+            program = lowered.compile(options)
+            common = program(worker_state, inputs).common
+            comparison = jax.tree.map(layout.one_copy, common)
+        loss_arguments = traces.make_loss_arguments(worker_state, inputs)
+        jaxpr = traces.trace_loss(self._worker, layout, loss_arguments)
+        selection.check_mean(
+            self._lane_form,
+            workers,
+            jax.tree.map(float, comparison),
+            _coarsest_rounding(jaxpr),
+        )
+        self._has_checked_mean = True
 
-    def _unmapped(self, call: Call) -> list[str]:
-        """Returns the collectives of `_OURS` that a program calls over WORKERS."""
+    def _find_failing_collectives(self, call: Call) -> list[str]:
+        """Finds collectives of `_REPLACEMENTS` that a program calls over WORKERS."""
         batches = jax.tree.map(lambda x: x[:, 0, 0], call.inputs.batches)
-        given = of_one(call.own), call.inputs._replace(batches=batches)
+        worker_state = drop_worker_axes(call.worker_state)
+        inputs = call.inputs._replace(batches=batches)
         program = partial(call.key.program.function, self._worker)
         try:
-            jaxpr = self._layout.traced(program, *given)[0].jaxpr
+            jaxpr = self._layout.trace(program, worker_state, inputs)[0].jaxpr
         except Exception:  # the user's own, which the caller raises
             return []
-        over = [x for x, _ in equations(jaxpr) if x.params.get("axis_name") == WORKERS]
-        return [x.primitive.name for x in over if x.primitive.name in _OURS]
+        names = []
+        for equation, _ in equations(jaxpr):
+            name = equation.primitive.name
+            if equation.params.get("axis_name") == WORKERS and name in _REPLACEMENTS:
+                names.append(name)
+        return names
 
-    def _note(self, call: Call, made: Any) -> None:
+    def _store(self, call: Call, compiled_program: Any) -> None:
         """Stores a compiled program and notes its memory."""
-        self.programs[call.key] = made
+        self.programs[call.key] = compiled_program
         if not call.key.program.takes_steps or not backends.is_compiled():
             return
-        self.run_program = made
-        if held := made.memory_analysis():
-            self.temp_bytes = max(self.temp_bytes or 0, held.temp_size_in_bytes)
+        self.run_program = compiled_program
+        memory = compiled_program.memory_analysis()
+        if memory:
+            self.temp_bytes = max(self.temp_bytes or 0, memory.temp_size_in_bytes)
 
-    def _mapped(self, key: Key, own: Any, inputs: Inputs) -> Any:
-        """A program of all workers, jitted: (own, inputs) -> Outputs."""
+    def _map_program(self, key: Key, worker_state: Any, inputs: Inputs) -> Any:
+        """A program of all workers, jitted: (worker_state, inputs) -> Outputs."""
         program, sharding, replicated, *_ = key
-        form, group = selection.VECTORIZED, None
+        form = selection.VECTORIZED
+        group_lanes = None
         if program.takes_steps and backends.is_compiled():
-            facts = selection.Facts(self._worker, self._layout, own, inputs, replicated)
+            facts = selection.Facts(
+                self._worker, self._layout, worker_state, inputs, replicated
+            )
             with self._layout.inside():
-                form, group = selection.choose(self._lane_form, facts)
-            self.form, self._group = form, group
+                form, group_lanes = selection.choose(self._lane_form, facts)
+            self.form = form
+            self._group_lanes = group_lanes
         if form == selection.VECTORIZED:
             run = partial(backends.vectorized, partial(program.function, self._worker))
         elif form == selection.SEQUENTIAL:
             run = partial(execution.sequential, self._worker)
         else:
-            run = partial(execution.merged, self._worker, group=group)
+            run = partial(execution.merged, self._worker, group_lanes=group_lanes)
         on_device = partial(run, self._layout.lanes, replicated)
         mapped = backends.over_devices(self._layout, on_device, program.takes_steps)
         if not self._layout.axes:
             return mapped
-        shapes = jax.eval_shape(mapped, own, inputs)
-        places = backends.places(self._layout, program, sharding, shapes)
+        shapes = jax.eval_shape(mapped, worker_state, inputs)
+        output_shardings = backends.make_output_shardings(
+            self._layout, program, sharding, shapes
+        )
         donated = (0,) if program.takes_steps else ()
-        return jax.jit(mapped, out_shardings=places, donate_argnums=donated)
+        return jax.jit(mapped, out_shardings=output_shardings, donate_argnums=donated)
 
 
-def _at(x: Any, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
+def _coarsest_rounding(jaxpr: Any) -> float:
+    """The relative rounding of the coarsest floats that a jaxpr computes."""
+    dtypes = set()
+    for equation, _ in equations(jaxpr):
+        dtypes |= {x.aval.dtype for x in equation.outvars}
+    floats = [jnp.finfo(x) for x in dtypes if jnp.issubdtype(x, np.floating)]
+    return max(float(x.eps) for x in floats)
+
+
+def _place_shape(x: Any, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
     """A shape with its sharding."""
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)

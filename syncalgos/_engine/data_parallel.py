@@ -23,15 +23,15 @@ from syncalgos._engine.lowered import Lowered, ProgramSends, by_collective
 from syncalgos._engine.placement import shardings
 from syncalgos._engine.placement.layout import Layout, outside_meshes
 from syncalgos._engine.placement.make_layout import Placement, make_layout
-from syncalgos._engine.program import Model, Own
+from syncalgos._engine.program import Model, WorkerState
 from syncalgos._engine.state import (
     StepCount,
     TrainState,
     as_data,
-    of_one,
+    drop_worker_axes,
     waits_untrained,
 )
-from syncalgos._host_arrays import taken
+from syncalgos._host_arrays import copy_host_arrays
 from syncalgos._ledger.counting import Communication, counter, of_branches
 from syncalgos.reducers._reducer import check_optimizer
 from syncalgos.reducers._stacking.shards import Sharding, known
@@ -133,39 +133,54 @@ class DataParallel:
     ):
         has_numbers = hyperparams is not None
 
-        def made(hyperparams: PyTree) -> tuple[Any, Any]:
-            def at(given: Any) -> Any:
-                return given(hyperparams) if has_numbers and callable(given) else given
+        def make_with_numbers(hyperparams: PyTree) -> tuple[Any, Any]:
+            def call_with_numbers(argument: Any) -> Any:
+                if has_numbers and callable(argument):
+                    return argument(hyperparams)
+                return argument
 
-            inner, outer = at(optimizer), at(strategy)
-            if isinstance(inner, optax.MultiSteps):
-                inner = inner.gradient_transformation()
-            check_strategy("DataParallel", outer)
-            check_mapped("DataParallel", outer)
-            check_optimizer("optimizer", inner)
+            inner_optimizer = call_with_numbers(optimizer)
+            worker_strategy = call_with_numbers(strategy)
+            if isinstance(inner_optimizer, optax.MultiSteps):
+                inner_optimizer = inner_optimizer.gradient_transformation()
+            check_strategy("DataParallel", worker_strategy)
+            check_mapped("DataParallel", worker_strategy)
+            check_optimizer("optimizer", inner_optimizer)
             if tables is not None:
-                outer = sharded_tables.beside(outer, tables, inner)
-            return inner, outer
+                worker_strategy = sharded_tables.hide_tables(
+                    worker_strategy, tables, inner_optimizer
+                )
+            return inner_optimizer, worker_strategy
 
         hyperparams = arguments.python_numbers(hyperparams)
-        inner, outer = made(hyperparams)
+        inner_optimizer, worker_strategy = make_with_numbers(hyperparams)
         arguments.check_kind("placement", placement, Placement)
-        losses = arguments.full_loss(loss), arguments.full_loss(eval_loss or loss)
+        train_loss = arguments.full_loss(loss)
+        full_eval_loss = arguments.full_loss(eval_loss or loss)
         self.layout: Layout = make_layout(workers, backend, placement)
-        self._shardings = shardings.Asked(placement.shardings, self.layout)
-        workers = self.layout.workers
-        self.workers: int = workers
+        self._shardings = shardings.UserShardings(placement.shardings, self.layout)
+        self.workers: int = self.layout.workers
         accumulate = checks.whole("accumulate", accumulate, least=1)
-        if (form := placement.lane_form) is not None:
-            checks.one_of("lane_form", form, selection.FORMS)
-        each = workers if each_worker else 0
+        lane_form = placement.lane_form
+        if lane_form is not None:
+            checks.one_of("lane_form", lane_form, selection.FORMS)
         self._worker = worker.Worker(
-            *losses, inner, outer, accumulate, tables, each, workers, made, hyperparams
+            loss=train_loss,
+            eval_loss=full_eval_loss,
+            optimizer=inner_optimizer,
+            strategy=worker_strategy,
+            accumulate=accumulate,
+            sharded=tables,
+            reported_losses=self.workers if each_worker else 0,
+            workers=self.workers,
+            make=make_with_numbers,
+            hyperparams=hyperparams,
         )
-        self._compiled = Compiled(self._worker, self.layout, form)
+        self._compiled = Compiled(self._worker, self.layout, lane_form)
         self._counters: dict[Any, Callable[..., Communication]] = {}
         self._steps = StepCount()
-        self._form: tuple[Any, ...] = ()  # the structure of states of this trainer
+        # The structures of this trainer's states and of their hyperparams.
+        self._structures: tuple[Any, ...] = ()
         # Sharded tables are in the center at every step.
         self._may_be_untrained = tables is None
 
@@ -234,17 +249,18 @@ class DataParallel:
                 the leaf.
         """
         check_params(params)
-        params = taken("params", params)
-        buffers = taken("buffers", buffers)
+        params = copy_host_arrays("params", params)
+        buffers = copy_host_arrays("buffers", buffers)
         warn_of_unseen((self._worker.loss, self._worker.eval_loss), buffers)
         sharded_tables.check_rows(self._worker.sharded, params, self.workers)
-        sharding = self._shardings.of_model(params)
+        sharding = self._shardings.resolve_for_model(params)
         numbers = self._worker.hyperparams
         if hyperparams is not None:
             arguments.check_like(hyperparams, numbers)
             numbers = arguments.python_numbers(hyperparams)
-        made = self._worker.make(numbers)  # checks the ranges of the numbers
-        check_rate("optimizer", *made, params)
+        # This checks the ranges of the numbers, too.
+        optimizer, strategy = self._worker.make(numbers)
+        check_rate("optimizer", optimizer, strategy, params)
         seed = checks.whole("seed", seed, least=0)
         trees = {
             "params": params,
@@ -257,10 +273,10 @@ class DataParallel:
         key = jax.random.key(seed)
         with arguments.explained_trace():
             model = Model(params, buffers, key, numbers)
-            own, first = self._compiled.start(model, sharding)
-        self._form = jax.tree.structure(own), jax.tree.structure(numbers)
-        step, key = jax.tree.map(self.layout.copy, (first.step, first.key))
-        return TrainState(own.replica, own.sync, step, key, numbers)
+            worker_state, first_shared = self._compiled.start(model, sharding)
+        self._structures = _structures(worker_state, numbers)
+        step, key = map(self.layout.copy, (first_shared.step, first_shared.key))
+        return TrainState(worker_state.replica, worker_state.sync, step, key, numbers)
 
     @outside_meshes
     def run(
@@ -291,12 +307,12 @@ class DataParallel:
         self._check(state)
         batches, data = self._cut(batches, data, self._worker.accumulate)
         steps = jax.tree.leaves(batches)[0].shape[0]
-        done = self._steps.after(state.step, steps)
-        call = self._compiled.of_state(worker.RUN, state, batches, data)
-        own, (step, metrics) = self._compiled.run(call)
+        total_steps = self._steps.count_after(state.step, steps)
+        call = self._compiled.call_on_state(worker.RUN, state, batches, data)
+        (replica, sync), (step, metrics) = self._compiled.run(call)
         step = self.layout.copy(step)
-        self._steps.note(step, done)
-        return state._replace(replica=own.replica, sync=own.sync, step=step), metrics
+        self._steps.note(step, total_steps)
+        return state._replace(replica=replica, sync=sync, step=step), metrics
 
     @outside_meshes
     def compile(
@@ -327,17 +343,19 @@ class DataParallel:
         if self.layout.processes > 1:
             return
         self._check(state)
-        steps, data = self._cut_pair(training, self._worker.accumulate)
-        rows, held_out_data = self._cut_pair(held_out, 1)
+        train_batches, train_data = self._cut_pair(training, self._worker.accumulate)
+        eval_batches, eval_data = self._cut_pair(held_out, 1)
         compiled = self._compiled
-        calls = [compiled.of_state(worker.RUN, state, steps, data)]
+        calls = [compiled.call_on_state(worker.RUN, state, train_batches, train_data)]
         if assesses and self._assesses_at_once:
-            calls.append(compiled.of_state(worker.ASSESS, state, rows, held_out_data))
+            calls.append(
+                compiled.call_on_state(worker.ASSESS, state, eval_batches, eval_data)
+            )
         else:
             calls += [
-                compiled.of_state(worker.EVALUATE, state, rows, held_out_data),
-                compiled.of_params(worker.DIVERGENCE, state),
-                compiled.of_state(worker.CENTER, state),
+                compiled.call_on_state(worker.EVALUATE, state, eval_batches, eval_data),
+                compiled.call_on_params(worker.DIVERGENCE, state),
+                compiled.call_on_state(worker.CENTER, state),
             ]
         compiled.compile(calls)
 
@@ -369,21 +387,27 @@ class DataParallel:
             raise ValueError(f"lower needs backend 'shard_map', got {layout.backend!r}")
         check_params(params)
         params, buffers, batches, data = map(_shapes, (params, buffers, batches, data))
-        axes = "steps", "global_batch"
-        steps, batch = arguments.leading_shape("batches", batches, axes)
+        steps, batch = arguments.leading_shape(
+            "batches", batches, ("steps", "global_batch")
+        )
         arguments.check_parts(batch, layout, self._worker.accumulate)
-        sharding = self._shardings.of_model(params)
+        sharding = self._shardings.resolve_for_model(params)
 
-        def cut(x):
+        def cut(x: Any) -> jax.ShapeDtypeStruct:
+            # (steps, places, lanes, batch, …)
             shape = steps, *layout.shape, batch // layout.workers, *x.shape[2:]
             return jax.ShapeDtypeStruct(shape, x.dtype)
 
         key = jax.eval_shape(lambda: jax.random.key(0))
-        cuts = jax.tree.map(cut, batches)
+        worker_batches = jax.tree.map(cut, batches)
         numbers = self._worker.hyperparams
         model = Model(params, buffers, key, jax.tree.map(jax.typeof, numbers))
-        (own, common), traced = self._compiled.trace_run(model, cuts, data, sharding)
-        state = TrainState(own.replica, own.sync, common.step, common.key, numbers)
+        first_outputs, traced = self._compiled.trace_run(
+            model, worker_batches, data, sharding
+        )
+        replica, sync = first_outputs.worker_state
+        shared = first_outputs.common
+        state = TrainState(replica, sync, shared.step, shared.key, numbers)
         return Lowered(state, traced.jaxpr, traced.lower())
 
     @outside_meshes
@@ -414,7 +438,7 @@ class DataParallel:
             advice="for batches of several steps, call run",
         )
         state, metrics = self.run(state, batches)
-        return state, _first(metrics)
+        return state, _take_first_rows(metrics)
 
     @outside_meshes
     def evaluate(
@@ -436,41 +460,48 @@ class DataParallel:
         """
         self._check(state)
         self._warn_of_untrained(state)
-        if rest := arguments.left_over(batches, self.layout):
-            return self._evaluate_all(state, batches, data, rest)
+        num_extra = arguments.count_extra_examples(batches, self.layout)
+        if num_extra:
+            return self._evaluate_padded(state, batches, data, num_extra)
         return self._evaluate(state, batches, data)
 
-    def _evaluate_all(
-        self, state: TrainState, batches: PyTree, data: PyTree | None, rest: int
+    def _evaluate_padded(
+        self, state: TrainState, batches: PyTree, data: PyTree | None, num_extra: int
     ) -> dict[str, jax.Array]:
         """Evaluates batches that do not divide, which the last example fills up."""
         batch = np.shape(jax.tree.leaves(batches)[0])[1]
-        readers, more = self.layout.readers, self.layout.readers - rest
+        readers = self.layout.readers
+        num_padding = readers - num_extra
+        padded_rows = np.minimum(np.arange(batch + num_padding), batch - 1)
 
-        def of(rows: Any) -> dict[str, jax.Array]:
-            some = jax.tree.map(lambda x: x[:, rows], batches)
-            return self._evaluate(state, some, data)
+        def evaluate_rows(rows: np.ndarray) -> dict[str, jax.Array]:
+            row_batches = jax.tree.map(lambda x: x[:, rows], batches)
+            return self._evaluate(state, row_batches, data)
 
-        # Its own metrics are then subtracted again.
-        filled = of(np.minimum(np.arange(batch + more), batch - 1))
-        alone = of(np.full(readers, batch - 1))
-        if WEIGHT in filled:
+        # The last example's own metrics are then subtracted again.
+        padded_metrics = evaluate_rows(padded_rows)
+        last_metrics = evaluate_rows(np.full(readers, batch - 1))
+        if WEIGHT in padded_metrics:
             raise ValueError(
                 f"batches of {batch} do not divide into {readers} parts, and {WEIGHT} "
-                f"gives each part its own weight: drop the last {rest} examples"
+                f"gives each part its own weight: drop the last {num_extra} examples"
             )
 
-        def mean(filled, alone):
-            if filled.shape != alone.shape:
+        def subtract_padding(
+            padded_metric: jax.Array, last_metric: jax.Array
+        ) -> jax.Array:
+            if padded_metric.shape != last_metric.shape:
                 raise ValueError(
-                    f"a metric of shape {filled.shape[1:]} depends on the batch size: "
-                    f"drop the last {rest} examples, so that the batch divides evenly"
+                    f"a metric of shape {padded_metric.shape[1:]} depends on the batch "
+                    f"size: drop the last {num_extra} examples, so that the batch "
+                    "divides evenly"
                 )
             # A float16 may overflow on the way.
-            of_all, of_one = widen((filled, alone))
-            return narrow(((batch + more) * of_all - more * of_one) / batch, filled)
+            padded_mean, last_mean = widen((padded_metric, last_metric))
+            padded_sum = (batch + num_padding) * padded_mean
+            return narrow((padded_sum - num_padding * last_mean) / batch, padded_metric)
 
-        return jax.tree.map(mean, filled, alone)
+        return jax.tree.map(subtract_padding, padded_metrics, last_metrics)
 
     def _evaluate(
         self, state: TrainState, batches: PyTree, data: PyTree | None
@@ -482,7 +513,7 @@ class DataParallel:
             1,
             "or call the loss on the remaining examples with trainer.center(state)",
         )
-        call = self._compiled.of_state(worker.EVALUATE, state, batches, data)
+        call = self._compiled.call_on_state(worker.EVALUATE, state, batches, data)
         return self._compiled.run(call).common
 
     @outside_meshes
@@ -501,7 +532,7 @@ class DataParallel:
         """
         self._check(state)
         self._warn_of_untrained(state)
-        call = self._compiled.of_state(worker.CENTER, state)
+        call = self._compiled.call_on_state(worker.CENTER, state)
         return self._compiled.run(call).common
 
     @outside_meshes
@@ -512,7 +543,7 @@ class DataParallel:
         """
         arguments.check_kind("state", state, TrainState)
         # The strategy's state is left out because the program does not read it.
-        call = self._compiled.of_params(worker.DIVERGENCE, state)
+        call = self._compiled.call_on_params(worker.DIVERGENCE, state)
         return float(self._compiled.run(call).common)
 
     @outside_meshes
@@ -532,16 +563,16 @@ class DataParallel:
         Returns:
             (the metrics of `evaluate`, the model of `center`, `divergence`).
         """
-        is_even = not arguments.left_over(batches, self.layout)
+        is_even = not arguments.count_extra_examples(batches, self.layout)
         if not (self._assesses_at_once and is_even):
             metrics = self.evaluate(state, batches, data)
             return metrics, self.center(state), self.divergence(state)
         self._check(state)
         self._warn_of_untrained(state)
         batches, data = self._cut(batches, data, 1)
-        call = self._compiled.of_state(worker.ASSESS, state, batches, data)
+        call = self._compiled.call_on_state(worker.ASSESS, state, batches, data)
         metrics, center, divergence = self._compiled.run(call).common
-        center = jax.tree.map(self.layout.of_first_worker, center)
+        center = jax.tree.map(self.layout.take_first_worker_copy, center)
         return metrics, center, float(divergence)
 
     @property
@@ -583,20 +614,27 @@ class DataParallel:
         arguments.check_kind("state", state, TrainState)
         workers = self.workers if workers is None else workers
         leaves, structure = jax.tree.flatten(state.replica)
-        forms = [(x.shape, x.dtype, x.sharding) for x in leaves]
-        layout = self.layout.shape if workers == self.workers else None
-        key = structure, *forms, workers, steps
+        leaf_types = [(x.shape, x.dtype, x.sharding) for x in leaves]
+        layout_shape = self.layout.shape if workers == self.workers else None
+        key = structure, *leaf_types, workers, steps
         if key not in self._counters:
-            make, numbers = self._worker.make, self._worker.hyperparams
+            make = self._worker.make
 
-            def counted(numbers: PyTree) -> Strategy:
+            def make_counted_strategy(numbers: PyTree) -> Strategy:
                 return inner_step.with_optimizer(*make(numbers))
 
-            with inner_step.sending(state.replica, self.layout) as shard:
-                of_each = counter(counted, numbers, shard, workers, steps, layout)
-            self._counters[key] = of_each
-        count, devices = self._counters[key], self.layout.devices_each
-        return lambda taken: count(taken, state.hyperparams).times(devices)
+            with inner_step.use_sent_shapes(state.replica, self.layout) as sent_shapes:
+                self._counters[key] = counter(
+                    make_counted_strategy,
+                    self._worker.hyperparams,
+                    sent_shapes,
+                    workers,
+                    steps,
+                    layout_shape,
+                )
+        count = self._counters[key]
+        num_devices = self.layout.devices_each
+        return lambda taken: count(taken, state.hyperparams).times(num_devices)
 
     @outside_meshes
     def program_sends(self, state: TrainState) -> ProgramSends:
@@ -614,8 +652,8 @@ class DataParallel:
         strategy = inner_step.with_optimizer(
             self._worker.optimizer, self._worker.strategy
         )
-        with inner_step.sending(state.replica, self.layout) as shard:
-            sends = of_branches(strategy, shard, self.layout.places)
+        with inner_step.use_sent_shapes(state.replica, self.layout) as sent_shapes:
+            sends = of_branches(strategy, sent_shapes, self.layout.places)
         return ProgramSends(by_collective(sends.always), by_collective(sends.branched))
 
     def shardings(self, params: PyTree) -> PyTree | None:
@@ -631,7 +669,7 @@ class DataParallel:
             ValueError: a leaf cannot be cut as the Placement says; the message names
                 it.
         """
-        sharding = self._shardings.of_model(params)
+        sharding = self._shardings.resolve_for_model(params)
         if sharding is None:
             return None
 
@@ -653,7 +691,7 @@ class DataParallel:
         """
         arguments.check_arrays("data", arrays)
         arguments.leading_shape("data", arrays, ("examples",))
-        return jax.tree.map(self.layout.copy, taken("data", arrays))
+        return jax.tree.map(self.layout.copy, copy_host_arrays("data", arrays))
 
     @outside_meshes
     def to_host(self, state: TrainState) -> TrainState:
@@ -683,84 +721,99 @@ class DataParallel:
         arguments.check_like(held.hyperparams, self._worker.hyperparams)
         arguments.check_workers(held, len(self.layout.own_workers))
         arguments.check_step(int(held.step))
-        held = taken("held", held)
-        one = of_one(held.own, axes=1)
-        sharding = self._shardings.of_held(one.replica.params)
-        self._check_made("held", one, sharding)
+        held = copy_host_arrays("held", held)
+        worker_shapes = drop_worker_axes(held.own, axes=1)
+        sharding = self._shardings.resolve_for_host(worker_shapes.replica.params)
+        self._check_fits("held", worker_shapes, sharding)
         trees = {
-            "held.replica": one.replica,
-            "held.sync": one.sync,
+            "held.replica": worker_shapes.replica,
+            "held.sync": worker_shapes.sync,
             "held.step": np.int32(held.step),
             "held.key": held.key,
             "held.hyperparams": held.hyperparams,
         }
         check_agreement("from_host", trees, self.layout)
-        places = shardings.placed(held.own, self.layout, sharding, 1)
-        own = Own(*jax.tree.map(self.layout.unpart, held.own, places))
-        step, key = map(self.layout.copy, (np.int32(held.step), held.key))
-        self._compiled.put_back(own, held.own)
+        places = shardings.make_shardings(held.own, self.layout, sharding, 1)
+        worker_state = WorkerState(*jax.tree.map(self.layout.unpart, held.own, places))
+        step = self.layout.copy(np.int32(held.step))
+        key = self.layout.copy(held.key)
+        self._compiled.put_back(worker_state, held.own)
         numbers = as_data(held.hyperparams, self.layout)
-        return TrainState(own.replica, own.sync, step, key, numbers)
+        return TrainState(worker_state.replica, worker_state.sync, step, key, numbers)
 
     def _check(self, state: TrainState) -> None:
         """Raises a ValueError that says how a state differs from this trainer's."""
         arguments.check_kind("state", state, TrainState)
         arguments.check_untraced(state.step)
-        form = jax.tree.structure(state.own), jax.tree.structure(state.hyperparams)
-        if form != self._form:
+        structures = _structures(state.own, state.hyperparams)
+        if structures != self._structures:
             arguments.check_like(state.hyperparams, self._worker.hyperparams)
-            sharding = shardings.of_state(state.replica.params, self.layout)
-            self._check_made("state", of_one(state.own), sharding)
-            self._form = form
+            sharding = shardings.read_sharding(state.replica.params, self.layout)
+            self._check_fits("state", drop_worker_axes(state.own), sharding)
+            self._structures = structures
 
-    def _check_made(self, what: str, one: Own, sharding: Sharding | None) -> None:
+    def _check_fits(
+        self, name: str, worker_shapes: WorkerState, sharding: Sharding | None
+    ) -> None:
         """Checks that this strategy and this optimizer have made a state.
 
         Args:
-            what: the state's name, for the message.
-            one: the shapes of one worker's part of the state.
+            name: the state's name, for the message.
+            worker_shapes: the shapes of one worker's part of the state.
             sharding: the sharding of params if workers are meshes.
 
         Raises:
             ValueError: another strategy, optimizer or mesh made the state; the message
                 names the first node that differs.
         """
-        made = self._worker.optimizer.init, self._worker.strategy.init
+        optimizer = self._worker.optimizer
+        strategy = self._worker.strategy
+        replica = worker_shapes.replica
 
         # The state of some reducers leads with a leaf's shards, so it depends on the
         # mesh.
-        def init(params):  # defined here: jax would reuse the trace of another mesh
-            return [first(params) for first in made]
+        def init(params: PyTree) -> tuple[PyTree, PyTree]:
+            # Defined here: jax would reuse the trace of another mesh.
+            return optimizer.init(params), strategy.init(params)
 
         with known(sharding):
-            _, (opt_state, sync) = self.layout.traced(init, one.replica.params)
-        of_optimizer = f"{what}.replica.opt_state", opt_state, one.replica.opt_state
-        if why := checks.unlike(*of_optimizer):
-            raise ValueError(f"{what} was made by another optimizer: {why}")
-        if why := checks.unlike(f"{what}.sync", sync, one.sync):
-            raise ValueError(f"{what} was made by another strategy: {why}")
-        given = jax.tree_util.tree_leaves_with_path(one.sync)
-        for (path, x), own in zip(given, jax.tree.leaves(sync), strict=True):
-            if x.dtype != own.dtype:
+            _, (opt_state, sync) = self.layout.trace(init, replica.params)
+        difference = checks.unlike(
+            f"{name}.replica.opt_state", opt_state, replica.opt_state
+        )
+        if difference:
+            raise ValueError(f"{name} was made by another optimizer: {difference}")
+        difference = checks.unlike(f"{name}.sync", sync, worker_shapes.sync)
+        if difference:
+            raise ValueError(f"{name} was made by another strategy: {difference}")
+        sync_leaves = jax.tree_util.tree_leaves_with_path(worker_shapes.sync)
+        expected_leaves = jax.tree.leaves(sync)
+        for (path, x), expected in zip(sync_leaves, expected_leaves, strict=True):
+            leaf_name = f"{name}.sync{jax.tree_util.keystr(path)}"
+            if x.dtype != expected.dtype:
                 raise ValueError(
-                    f"{what}.sync{jax.tree_util.keystr(path)} must be {own.dtype}, as "
-                    f"it is made for these params, got {x.dtype}"
+                    f"{leaf_name} must be {expected.dtype}, as it is made for these "
+                    f"params, got {x.dtype}"
                 )
-            if x.shape != own.shape:
+            if x.shape != expected.shape:
                 raise ValueError(
-                    f"{what}.sync{jax.tree_util.keystr(path)} must have shape "
-                    f"{own.shape}, got {x.shape}: this algorithm's state depends on "
-                    "how params are sharded, so it can continue only on the same mesh"
+                    f"{leaf_name} must have shape {expected.shape}, got {x.shape}: "
+                    "this algorithm's state depends on how params are sharded, so it "
+                    "can continue only on the same mesh"
                 )
 
     def _warn_of_untrained(self, state: TrainState) -> None:
         """Warns once if local steps were taken but the center includes none of them."""
-        if not self._may_be_untrained or not (done := self._steps.after(state.step, 0)):
+        if not self._may_be_untrained:
+            return
+        num_steps = self._steps.count_after(state.step, 0)
+        if not num_steps:
             return
         numbers = arguments.python_numbers(state.hyperparams)
-        if waits_untrained(self._worker.at(numbers).strategy, done, self.workers):
+        strategy = self._worker.with_hyperparams(numbers).strategy
+        if waits_untrained(strategy, num_steps, self.workers):
             warnings.warn(
-                f"no sync came in the first local steps ({done}): the center, the "
+                f"no sync came in the first local steps ({num_steps}): the center, the "
                 "model to evaluate and ship, is still untrained",
                 stacklevel=4,  # points at the caller of center or evaluate
             )
@@ -785,8 +838,13 @@ class DataParallel:
     ) -> tuple[PyTree, PyTree | None]:
         """Checks batches and cuts them to (steps, devices, lanes, batch, ...)."""
         arguments.check_batches(batches, data, self.layout, accumulate, advice)
-        batches = taken("batches", batches)
-        return jax.tree.map(self.layout.cut, batches), taken("data", data)
+        batches = copy_host_arrays("batches", batches)
+        batches = jax.tree.map(self.layout.cut, batches)
+        return batches, copy_host_arrays("data", data)
+
+
+def _structures(worker_state: WorkerState, hyperparams: PyTree) -> tuple[Any, Any]:
+    return jax.tree.structure(worker_state), jax.tree.structure(hyperparams)
 
 
 def _shapes(tree: PyTree) -> Any:
@@ -794,6 +852,6 @@ def _shapes(tree: PyTree) -> Any:
 
 
 @jax.jit
-def _first(tree: PyTree) -> PyTree:
+def _take_first_rows(tree: PyTree) -> PyTree:
     """The first row of each leaf, by one program."""
     return jax.tree.map(lambda x: x[0], tree)

@@ -11,8 +11,8 @@ import optax
 from syncalgos import collectives
 from syncalgos._combinators import introspection
 from syncalgos._engine.placement.layout import Layout
-from syncalgos._engine.placement.shardings import of_state
-from syncalgos._engine.state import of_one
+from syncalgos._engine.placement.shardings import read_sharding
+from syncalgos._engine.state import drop_worker_axes
 from syncalgos._jaxprs import reads
 from syncalgos.reducers._stacking.shards import known
 from syncalgos.strategy import (
@@ -26,7 +26,7 @@ from syncalgos.strategy import (
 )
 
 
-def stepped(
+def take_step_with_loss(
     optimizer: optax.GradientTransformation,
     replica: Replica,
     grads: PyTree,
@@ -52,7 +52,7 @@ def optimizer_loss(
     replica: Replica,
     loss: jax.Array,
     axis: Axis = WORKERS,
-    share: jax.Array | None = None,
+    relative_weight: jax.Array | None = None,
 ) -> jax.Array:
     """The loss that the optimizer gets.
 
@@ -63,12 +63,14 @@ def optimizer_loss(
     # The worker's own loss would be wrong under sync_sgd: workers would cut their
     # learning rates at different steps, and replicas would drift apart. The mean would
     # be sent at each local step, which local-update algorithms are meant to avoid.
-    if introspection.reduces(strategy) and asks(optimizer, replica, loss):
-        return collectives.mean(loss, axis, share)
+    if introspection.reduces(strategy) and uses_loss(optimizer, replica, loss):
+        return collectives.mean(loss, axis, relative_weight)
     return loss
 
 
-def asks(optimizer: optax.GradientTransformation, replica: Replica, loss: Any) -> bool:
+def uses_loss(
+    optimizer: optax.GradientTransformation, replica: Replica, loss: Any
+) -> bool:
     """Whether the optimizer uses or keeps the loss, found by tracing a step.
 
     Args:
@@ -77,28 +79,33 @@ def asks(optimizer: optax.GradientTransformation, replica: Replica, loss: Any) -
         loss: any scalar array of the loss's dtype.
     """
 
-    def step(loss, replica):
-        return stepped(optimizer, replica, replica.params, loss)
+    def step(loss: jax.Array, replica: Replica) -> tuple[PyTree, PyTree]:
+        return take_step_with_loss(optimizer, replica, replica.params, loss)
 
     # The signature is not enough: optax's chains, muon and apply_if_finite accept all
     # extra arguments, and ignore the loss.
-    given = loss, replica._replace(buffers=())
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), given)
+    arguments = loss, replica._replace(buffers=())
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arguments)
     return reads(jax.make_jaxpr(step)(*shapes).jaxpr, 0)
 
 
 @contextmanager
-def sending(replica: Replica, layout: Layout) -> Iterator[Replica]:
+def use_sent_shapes(replica: Replica, layout: Layout) -> Iterator[Replica]:
     """Yields the shapes that each device sends to its peers of the other workers.
 
     Args:
         replica: the replicas of all workers; leaves lead with (places, lanes).
         layout: the place of each worker.
     """
-    one, sharding = of_one(replica), of_state(replica.params, layout)
-    shards = sharding and sharding._replace(are_shards=True)
-    with known(shards):
-        yield shards.shard_of(one) if shards else one
+    worker_shapes = drop_worker_axes(replica)
+    sharding = read_sharding(replica.params, layout)
+    if sharding is None:
+        with known(None):
+            yield worker_shapes
+        return
+    sharding = sharding._replace(are_shards=True)
+    with known(sharding):
+        yield sharding.shard_of(worker_shapes)
 
 
 def with_optimizer(
@@ -106,9 +113,11 @@ def with_optimizer(
 ) -> Strategy:
     """Returns the strategy for the ledger, with what the inner optimizer sends."""
 
-    def reduce(grads, replica, state, step):
+    def reduce(
+        grads: PyTree, replica: Replica, state: PyTree, step: Any
+    ) -> tuple[PyTree, PyTree]:
         loss = optimizer_loss(strategy, optimizer, replica, jnp.float32(0))
-        stepped(optimizer, replica, grads, loss)
+        take_step_with_loss(optimizer, replica, grads, loss)
         return strategy.reduce(grads, replica, state, step)
 
     return strategy._replace(reduce=reduce)

@@ -33,26 +33,32 @@ def refuse(strategy: Strategy, replica: Replica, state: PyTree, step: Any) -> No
             collective; or as in `apply_reduce` and `apply_sync`.
     """
 
-    def local_step(grads, replica, state, step):
+    def local_step(
+        grads: PyTree, replica: Replica, state: PyTree, step: Any
+    ) -> tuple[Replica, PyTree]:
         grads, state = apply_reduce(strategy, grads, replica, state, step)
         # Stands for the inner optimizer: params differ where the gradients do.
         params = jax.tree.map(lax.add, replica.params, grads)
         return apply_sync(strategy, replica._replace(params=params), state, step)
 
-    given = replica.params, replica, state, step
-    jaxpr = jax.make_jaxpr(local_step)(*given).jaxpr
+    jaxpr = jax.make_jaxpr(local_step)(replica.params, replica, state, step).jaxpr
     if collectives.size() == 1:
         return
-    grads, rest = len(jax.tree.leaves(replica.params)), len(jax.tree.leaves(replica))
-    loss = len(jax.tree.leaves(replica.loss))  # the last of a replica
-    own = [True] * grads + [False] * (rest - loss) + [True] * loss
-    differs, before = [False] * len(jaxpr.outvars[rest:]), None
-    while differs != before:  # until no more leaves of the state differ
-        before, inputs = differs, [*own, *differs, False]
-        differs = followed(jaxpr, inputs)[rest:]  # never fewer than before
+    num_grads = len(jax.tree.leaves(replica.params))
+    num_leaves = len(jax.tree.leaves(replica))
+    num_losses = len(jax.tree.leaves(replica.loss))  # the last of a replica
+    grads_differ = [True] * num_grads
+    replica_differs = [False] * (num_leaves - num_losses) + [True] * num_losses
+    state_differs = [False] * len(jaxpr.outvars[num_leaves:])
+    previous = None
+    while state_differs != previous:  # until no more leaves of the state differ
+        previous = state_differs
+        inputs_differ = [*grads_differ, *replica_differs, *state_differs, False]
+        results_differ = follow_differing(jaxpr, inputs_differ)
+        state_differs = results_differ[num_leaves:]  # never fewer than before
 
 
-def followed(jaxpr: Any, inputs: Sequence[bool]) -> list[bool]:
+def follow_differing(jaxpr: Any, inputs: Sequence[bool]) -> list[bool]:
     """Follows the values that surely differ between workers through a program.
 
     Args:
@@ -65,51 +71,61 @@ def followed(jaxpr: Any, inputs: Sequence[bool]) -> list[bool]:
     Raises:
         ValueError: as in `refuse`.
     """
-    return [*map(bool, follow(jaxpr, [*inputs], _of_equation, literals=False))]
+    return [*map(bool, follow(jaxpr, [*inputs], _follow_equation, literals=False))]
 
 
-def _of_equation(equation: Any, inputs: list[bool]) -> list[bool]:
+def _follow_equation(equation: Any, inputs: list[bool]) -> list[bool]:
     """Whether each result of an equation surely differs between workers."""
-    name, count = equation.primitive.name, len(equation.outvars)
+    name = equation.primitive.name
+    num_results = len(equation.outvars)
     if name == "axis_index":
         return [True]
     is_collective = bool(axes(equation, WORKERS))
-    sent = [x.primitive.name for x, _ in within(equation) if axes(x, WORKERS)]
-    if sent and name not in (SENDS if is_collective else RUNS):
+    sent_names = [x.primitive.name for x, _ in within(equation) if axes(x, WORKERS)]
+    if sent_names and name not in (SENDS if is_collective else RUNS):
         raise ValueError(
             f"how {name} sends is not known, so workers might wait for each other "
             "forever; send by syncalgos.collectives"
         )
     if is_collective:
-        return [False] * count
-    return _of_runs(equation, inputs, sent) if name in RUNS else [any(inputs)] * count
+        return [False] * num_results
+    if name in RUNS:
+        return _follow_runs(equation, inputs, sent_names)
+    return [any(inputs)] * num_results
 
 
-def _of_runs(equation: Any, inputs: list[bool], sent: list[str]) -> list[bool]:
+def _follow_runs(
+    equation: Any, inputs: list[bool], sent_names: list[str]
+) -> list[bool]:
     """Whether each result of an equation that runs jaxprs surely differs.
 
     Args:
         equation: the equation, of a primitive in RUNS.
         inputs: whether each operand differs.
-        sent: the collectives inside.
+        sent_names: the collectives inside.
     """
     arms, carry, _ = runs(equation, inputs)
-    results = [followed(*arm) for arm in arms]
+    results = [follow_differing(*arm) for arm in arms]
     # Whether workers take different arms, or different numbers of passes.
-    choice, what = False, "branch"
+    choice_differs = False
+    kind = "branch"
     if equation.primitive.name == "cond":
-        choice = inputs[0]
+        choice_differs = inputs[0]
     elif equation.primitive.name == "while":
-        (choice,), what = results.pop(0), "loop"
-    if sent and choice:
+        [choice_differs] = results.pop(0)
+        kind = "loop"
+    if sent_names and choice_differs:
         raise ValueError(
-            f"a {what} that depends on one worker's data contains a collective "
-            f"({sent[0]}): workers that skip it would let the others wait forever; let "
-            "all workers decide together by syncalgos.decided or collectives.mean"
+            f"a {kind} that depends on one worker's data contains a collective "
+            f"({sent_names[0]}): workers that skip it would let the others wait "
+            "forever; let all workers decide together by syncalgos.decided or "
+            "collectives.mean"
         )
-    differs = [choice or all(x) for x in zip(*results, strict=True)]
+    differs = [choice_differs or all(arms) for arms in zip(*results, strict=True)]
     # A later pass takes what differs after this one, until no more does.
-    carried = zip(inputs[carry], differs, strict=False)
-    later = [*inputs]
-    later[carry] = [before or after for before, after in carried]
-    return differs if later == inputs else _of_runs(equation, later, sent)
+    pairs = zip(inputs[carry], differs, strict=False)
+    next_inputs = list(inputs)
+    next_inputs[carry] = [before or after for before, after in pairs]
+    if next_inputs == inputs:
+        return differs
+    return _follow_runs(equation, next_inputs, sent_names)

@@ -32,7 +32,9 @@ class _Stateless(NamedTuple):
     plain: Callable[..., Any]
     key_argument: inspect.Parameter | None
 
-    def __call__(self, params, buffers, batch, key):
+    def __call__(
+        self, params: PyTree, buffers: PyTree, batch: PyTree, key: Any
+    ) -> tuple[Any, tuple[PyTree, dict[str, Any]]]:
         value = self._call_plain(params, batch, key)
         if isinstance(value, tuple | list):
             raise ValueError(
@@ -42,7 +44,7 @@ class _Stateless(NamedTuple):
             )
         return value, (buffers, {})
 
-    def _call_plain(self, params, batch, key):
+    def _call_plain(self, params: PyTree, batch: PyTree, key: Any) -> Any:
         if self.key_argument is None:
             return self.plain(params, batch)
         if self.key_argument.kind is inspect.Parameter.POSITIONAL_ONLY:
@@ -129,26 +131,30 @@ def warn_of_unseen(losses: tuple[Any, Any], buffers: PyTree) -> None:
 class _PerExample(NamedTuple):
     values: Callable[..., tuple[dict[str, Any], PyTree]]
 
-    def __call__(self, params, buffers, batch, key):
+    def __call__(
+        self, params: PyTree, buffers: PyTree, batch: PyTree, key: Any
+    ) -> tuple[Any, tuple[PyTree, dict[str, Any]]]:
         values, buffers = self.pair(params, buffers, batch, key)
         means = _means(values)
         return means.pop("loss"), (buffers, means)
 
-    def pair(self, params, buffers, batch, key) -> tuple[dict[str, Any], PyTree]:
+    def pair(
+        self, params: PyTree, buffers: PyTree, batch: PyTree, key: Any
+    ) -> tuple[dict[str, Any], PyTree]:
         """Calls the function; raises a ValueError unless it returns such a pair."""
-        with _noted(self, params, buffers, batch):
-            made = self.values(params, buffers, batch, key)
-        if not isinstance(made, tuple | list) or len(made) != 2:
+        with _explain_errors(self, params, buffers, batch):
+            result = self.values(params, buffers, batch, key)
+        if not isinstance(result, tuple | list) or len(result) != 2:
             raise ValueError(
                 "per_example: the function must return (values, buffers), got "
-                f"{checks.shown(made)}"
+                f"{checks.shown(result)}"
             )
-        if not isinstance(made[0], Mapping):
+        if not isinstance(result[0], Mapping):
             raise ValueError(
                 "per_example: values must be a dict, such as {'loss': (batch,)}, got "
-                f"{checks.shown(made[0])}"
+                f"{checks.shown(result[0])}"
             )
-        return dict(made[0]), made[1]
+        return dict(result[0]), result[1]
 
 
 @suggest_arguments
@@ -190,21 +196,23 @@ def is_per_example(loss: Loss) -> bool:
 def normalized_loss(
     loss: Loss, workers: int = 0, merged: int | None = None
 ) -> Callable[..., Any]:
-    """A loss in the engine's form: (params, buffers, batch, key, me) -> the same.
+    """A loss in the engine's form: (params, buffers, batch, key, worker_index).
 
     Args:
         loss: the loss in a user's form.
         workers: the number of workers if the metrics hold each worker's loss, of shape
             (workers,); else 0. A mean over the workers keeps these losses.
         merged: the number of workers whose batches form one batch; its leaves lead with
-            (merged, batch). None means one worker; leaves lead with (batch,). `me` is
-            the number of the first of these workers.
+            (merged, batch). None means one worker; leaves lead with (batch,).
+            `worker_index` is the number of the first of these workers.
 
     Raises:
         ValueError: at a call, if the loss returns a result of another form.
     """
 
-    def normalized(params, buffers, batch, key, me):
+    def normalized(
+        params: PyTree, buffers: PyTree, batch: PyTree, key: Any, worker_index: Any
+    ) -> tuple[Any, tuple[PyTree, dict[str, Any]]]:
         # New nodes: a flax.nnx module writes into the nodes from which it is merged.
         buffers = jax.tree.map(lambda x: x, buffers)
         if merged is not None:
@@ -213,12 +221,14 @@ def normalized_loss(
             values, buffers = loss.pair(params, buffers, batch, key)
             metrics = _means(values)
             value = metrics["loss"]
-            own = jnp.mean(values["loss"].reshape(merged or 1, -1), 1)
+            example_losses = values["loss"].reshape(merged or 1, -1)
+            worker_losses = jnp.mean(example_losses, 1)  # (merged,)
         else:
-            value, (buffers, metrics) = _checked(loss, params, buffers, batch, key)
-            own = jnp.broadcast_to(value, merged or 1)
+            value, (buffers, metrics) = _call_loss(loss, params, buffers, batch, key)
+            worker_losses = jnp.broadcast_to(value, merged or 1)
         if workers:
-            metrics = {**metrics, OF_WORKERS: _placed(widen(own), workers, me)}
+            all_losses = _place_losses(widen(worker_losses), workers, worker_index)
+            metrics = {**metrics, OF_WORKERS: all_losses}  # (workers,)
         # Integer and boolean metrics are averaged, too, so all metrics become floats.
         metrics = jax.tree.map(lambda x: jnp.asarray(x) * 1.0, metrics)
         return value, (buffers, metrics)
@@ -226,13 +236,18 @@ def normalized_loss(
     return normalized
 
 
-def _placed(own: jax.Array, workers: int, me: Any) -> jax.Array:
-    """Places the losses of the workers from `me` on, scaled for a mean."""
+def _place_losses(
+    worker_losses: jax.Array, workers: int, first_worker: Any
+) -> jax.Array:
+    """Places the losses of the workers from `first_worker` on, scaled for a mean."""
     # No scatter: it would take longer than a small model's step.
-    number = jnp.arange(workers) - me
-    is_own = jnp.logical_and(number >= 0, number < len(own))
-    mine = own[jnp.clip(number, 0, len(own) - 1)] if len(own) > 1 else own
-    return jnp.where(is_own, mine * (workers / len(own)), 0)
+    num_losses = len(worker_losses)
+    offsets = jnp.arange(workers) - first_worker
+    is_own = jnp.logical_and(offsets >= 0, offsets < num_losses)
+    losses = worker_losses
+    if num_losses > 1:
+        losses = worker_losses[jnp.clip(offsets, 0, num_losses - 1)]  # (workers,)
+    return jnp.where(is_own, losses * (workers / num_losses), 0)
 
 
 def _means(values: dict[str, Any]) -> dict[str, Any]:
@@ -251,7 +266,7 @@ def _means(values: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def _noted(
+def _explain_errors(
     loss: Loss, params: PyTree, buffers: PyTree, batch: PyTree
 ) -> Iterator[None]:
     """Adds notes to an error inside a loss: what it was called with."""
@@ -261,13 +276,13 @@ def _noted(
         leaves = checks.named_leaves("batch", batch)[:5]
         shapes = [f"params a {type(params).__name__}"]
         shapes += [f"{name} {jnp.shape(x)}" for name, x in leaves]
-        shown_shapes = ", ".join(shapes)
+        shapes_text = ", ".join(shapes)
         if not isinstance(loss, _Stateless):
             error.add_note(
-                f"called as loss(params, buffers, batch, key) with {shown_shapes}"
+                f"called as loss(params, buffers, batch, key) with {shapes_text}"
             )
         elif loss.key_argument is not None:
-            error.add_note(f"called as loss(params, batch, key) with {shown_shapes}")
+            error.add_note(f"called as loss(params, batch, key) with {shapes_text}")
             if loss.key_argument.name not in KEY_NAMES:
                 error.add_note(
                     f"the loss's third argument, {loss.key_argument.name!r}, got a "
@@ -275,15 +290,17 @@ def _noted(
                     "dict"
                 )
         else:
-            error.add_note(f"called as loss(params, batch) with {shown_shapes}")
+            error.add_note(f"called as loss(params, batch) with {shapes_text}")
         if not (jax.tree.leaves(buffers) or isinstance(loss, _Stateless)):
             error.add_note("this loss got no buffers: pass them to init, after params")
         raise
 
 
-def _checked(loss: Loss, params, buffers, batch, key) -> Any:
+def _call_loss(
+    loss: Loss, params: PyTree, buffers: PyTree, batch: PyTree, key: Any
+) -> Any:
     """Calls a loss, checks its result's form, and adds its value to the metrics."""
-    with _noted(loss, params, buffers, batch):
+    with _explain_errors(loss, params, buffers, batch):
         result = loss(params, buffers, batch, key)
     try:
         value, (buffers, metrics) = result

@@ -1,7 +1,7 @@
 """The engine's programs and the records that they take and return.
 
-All records are pytrees, so programs are mapped field by field: `Own` has worker axes;
-`Inputs.shared` and `Outputs.common` have none.
+All records are pytrees, so programs are mapped field by field: `WorkerState` has worker
+axes; `Inputs.shared` and `Outputs.common` have none.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ import jax
 from syncalgos.strategy import PyTree, Replica
 
 
-class Own(NamedTuple):
+class WorkerState(NamedTuple):
     """A worker's own data: its replica and the state of its strategy."""
 
     replica: Replica
@@ -61,11 +61,11 @@ class Outputs(NamedTuple):
     """The result of a program.
 
     Attributes:
-        own: each worker's Own; () if the program returns none.
+        worker_state: each worker's WorkerState; () if the program returns none.
         common: results that are identical on all workers.
     """
 
-    own: PyTree
+    worker_state: PyTree
     common: Any
 
 
@@ -73,10 +73,10 @@ class Program(NamedTuple):
     """A program, before it is mapped over workers and compiled.
 
     Attributes:
-        function: (worker, own, inputs) -> Outputs, one worker's view.
+        function: (worker, worker_state, inputs) -> Outputs, one worker's view.
         takes_steps: whether it takes local steps. Its lanes then have several forms,
-            and the buffers of `own` are given up to the result. Its common result is
-            (the steps done so far, their metrics).
+            and the buffers of `worker_state` are given up to the result. Its common
+            result is (the steps done so far, their metrics).
         makes_model: whether its common result is a model.
     """
 

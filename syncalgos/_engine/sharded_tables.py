@@ -21,7 +21,14 @@ from syncalgos._calls import suggest_arguments
 from syncalgos._combinators import introspection, rules
 from syncalgos._combinators.masked import masked
 from syncalgos._dtypes import wide_dtype, widen
-from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy, apply_sync
+from syncalgos.strategy import (
+    WORKERS,
+    Axis,
+    PyTree,
+    Replica,
+    Strategy,
+    apply_sync,
+)
 
 Mask = PyTree | checks.ByLeaf
 
@@ -71,9 +78,10 @@ def lookup(part: jax.Array, ids: Any, *, axis: Axis = WORKERS) -> jax.Array:
         )
     if not jnp.issubdtype(ids.dtype, np.integer):
         raise ValueError(f"lookup: ids must be integers, got {jax.typeof(ids)}")
-    cut = ids.astype(np.int32)
-    wanted = jnp.where(cut == ids, cut, -1).reshape(-1)  # -1: beyond 32 bits, so no row
-    rows: Any = _lookup(axis, len(part), part, wanted)
+    int_ids = ids.astype(np.int32)
+    # -1: beyond 32 bits, so no row.
+    row_ids = jnp.where(int_ids == ids, int_ids, -1).reshape(-1)  # (ids,)
+    rows: Any = _lookup(axis, len(part), part, row_ids)
     return rows.reshape(*ids.shape, *part.shape[1:])
 
 
@@ -86,32 +94,36 @@ def _lookup(axis: Axis, size: int, part: jax.Array, ids: jax.Array) -> jax.Array
 
 # A look-up is part of the loss. The ledger traces only strategies, so it does not count
 # these bytes.
-def _forward(axis, size, part, ids):
+def _forward(
+    axis: Axis, size: int, part: jax.Array, ids: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     local = collectives.gather(ids, axis) - size * collectives.index(axis)
     # Indices in this worker's part, (workers, ids); `size` for rows outside it.
-    wanted = jnp.where((local >= 0) & (local < size), local, size)
-    found = part.at[wanted].get(mode="fill", fill_value=jnp.nan)
+    local_rows = jnp.where((local >= 0) & (local < size), local, size)
+    own_rows = part.at[local_rows].get(mode="fill", fill_value=jnp.nan)
     # As integers: a sum with 0 would lose the sign of -0, and XLA on CPU would widen
     # short floats on the way.
     bits = jnp.dtype(f"uint{8 * part.dtype.itemsize}")
-    sent = collectives.all_to_all(lax.bitcast_convert_type(found, bits), axis)
-    arrived = lax.bitcast_convert_type(sent, part.dtype)  # (owners, ids, …)
-    owner = jnp.clip(ids // max(size, 1), 0, len(arrived) - 1)
-    return arrived[owner, jnp.arange(len(ids))], wanted
+    sent_bits = collectives.all_to_all(lax.bitcast_convert_type(own_rows, bits), axis)
+    received_rows = lax.bitcast_convert_type(sent_bits, part.dtype)  # (owners, ids, …)
+    owner = jnp.clip(ids // max(size, 1), 0, len(received_rows) - 1)
+    return received_rows[owner, jnp.arange(len(ids))], local_rows
 
 
-def _backward(axis, size, wanted, cotangent):
+def _backward(
+    axis: Axis, size: int, local_rows: jax.Array, cotangent: jax.Array
+) -> tuple[jax.Array, None]:
     """Returns the mean of all workers' gradients for the rows that this worker owns."""
-    of_all = collectives.gather(cotangent, axis)  # (workers, ids, …)
-    none = jnp.zeros((size, *cotangent.shape[1:]), wide_dtype(cotangent.dtype))
-    total = none.at[wanted].add(widen(of_all), mode="drop")
-    return (total / len(of_all)).astype(cotangent.dtype), None
+    all_cotangents = collectives.gather(cotangent, axis)  # (workers, ids, …)
+    zero_grads = jnp.zeros((size, *cotangent.shape[1:]), wide_dtype(cotangent.dtype))
+    total = zero_grads.at[local_rows].add(widen(all_cotangents), mode="drop")
+    return (total / len(all_cotangents)).astype(cotangent.dtype), None
 
 
 _lookup.defvjp(_forward, _backward)
 
 
-def flags(sharded: Mask | None, params: PyTree) -> list[bool]:
+def mark_tables(sharded: Mask | None, params: PyTree) -> list[bool]:
     """Marks the leaves of params that are sharded; None means none.
 
     Raises:
@@ -130,19 +142,19 @@ def check_rows(sharded: Mask | None, params: PyTree, workers: int) -> None:
     """Raises a ValueError if a sharded leaf does not divide over the workers."""
     if sharded is None:
         return
-    which = flags(sharded, params)
+    table_marks = mark_tables(sharded, params)
     leaves = checks.named_leaves("tables: params", params)
-    for (name, leaf), own in zip(leaves, which, strict=True):
-        if own and not np.ndim(leaf):
+    for (name, leaf), is_sharded in zip(leaves, table_marks, strict=True):
+        if is_sharded and not np.ndim(leaf):
             raise ValueError(f"{name} is a scalar: it has no rows to shard")
-        if own and np.shape(leaf)[0] % workers:
+        if is_sharded and np.shape(leaf)[0] % workers:
             rows = np.shape(leaf)[0]
             raise ValueError(
                 f"{name} has {rows} rows, which do not divide over {workers} workers: "
                 f"pad it to {rows + -rows % workers} rows"
             )
-    parts = jax.eval_shape(lambda x: _cut(sharded, x, workers, 0), params)
-    if flags(sharded, parts) != which:
+    own_rows = jax.eval_shape(lambda x: _take_rows(sharded, x, workers, 0), params)
+    if mark_tables(sharded, own_rows) != table_marks:
         raise ValueError(
             "tables must not depend on the number of rows: each worker holds only some"
         )
@@ -163,71 +175,89 @@ def check_row_by_row(sharded: Mask | None, optimizer: Any, params: PyTree) -> No
         return
 
     @jax.jit
-    def steps(rest):
-        """A second step along ones, but `rest` in the second half of each table."""
+    def take_second_step(other_gradient: jax.Array) -> PyTree:
+        """A second step along ones, but for the second half of each table."""
 
-        def ones(x):
+        def make_ones(x: Any) -> jax.Array:
             shape = x.shape and (min(len(x), 256), *x.shape[1:])
             return jnp.ones(shape, jax.dtypes.canonicalize_dtype(x.dtype))
 
-        def halved(x):
-            return x.at[len(x) // 2 :].set(rest.astype(x.dtype))
+        def change_second_half(x: jax.Array) -> jax.Array:
+            return x.at[len(x) // 2 :].set(other_gradient.astype(x.dtype))
 
-        tree = _changed(sharded, halved, jax.tree.map(ones, params))
+        ones = jax.tree.map(make_ones, params)
+        grads = _change_tables(sharded, change_second_half, ones)
         update = optax.with_extra_args_support(optimizer).update
-        _, state = update(tree, optimizer.init(tree), tree, value=jnp.ones(()))
-        return update(tree, state, tree, value=jnp.ones(()))[0]
+        _, state = update(grads, optimizer.init(grads), grads, value=jnp.ones(()))
+        return update(grads, state, grads, value=jnp.ones(()))[0]
 
+    table_marks = mark_tables(sharded, params)
     with jax.debug_nans(False):
-        found = map(jax.tree.leaves_with_path, map(steps, jnp.array([1.0, jnp.nan])))
-        for own, (path, x), (_, y) in zip(flags(sharded, params), *found, strict=True):
-            if own and not np.array_equal(x[: len(x) // 2], y[: len(y) // 2]):
+        usual_steps = take_second_step(jnp.array(1.0))
+        nan_steps = take_second_step(jnp.array(jnp.nan))
+        triples = zip(
+            table_marks,
+            jax.tree.leaves_with_path(usual_steps),
+            jax.tree.leaves(nan_steps),
+            strict=True,
+        )
+        for is_sharded, (path, x), y in triples:
+            if is_sharded and not np.array_equal(x[: len(x) // 2], y[: len(y) // 2]):
                 raise ValueError(
                     f"tables: the step of a row of params{jax.tree_util.keystr(path)} "
                     "depends on other rows, as in lamb and adafactor: use adam or sgd"
                 )
 
 
-def parts_of(sharded: Mask | None, params: PyTree) -> PyTree:
+def take_own_rows(sharded: Mask | None, params: PyTree) -> PyTree:
     """Returns this worker's rows of each sharded leaf, and the other leaves whole."""
-    return _cut(sharded, params, collectives.size(), collectives.index())
+    return _take_rows(sharded, params, collectives.size(), collectives.index())
 
 
-def _cut(sharded: Mask | None, params: PyTree, workers: int, index: Any) -> PyTree:
+def _take_rows(
+    sharded: Mask | None, params: PyTree, workers: int, index: Any
+) -> PyTree:
     """Returns the rows of each sharded leaf that the worker with this index owns."""
 
-    def rows(x):
-        each = len(x) // workers
-        return lax.dynamic_slice_in_dim(x, index * each, each)
+    def take(x: jax.Array) -> jax.Array:
+        rows_per_worker = len(x) // workers
+        return lax.dynamic_slice_in_dim(x, index * rows_per_worker, rows_per_worker)
 
-    return _changed(sharded, rows, params)
+    return _change_tables(sharded, take, params)
 
 
-def whole(sharded: Mask | None, params: PyTree) -> PyTree:
+def join_rows(sharded: Mask | None, params: PyTree) -> PyTree:
     """Joins the parts of each sharded leaf to the whole table, on all workers."""
-    return _changed(sharded, lambda x: jnp.concatenate(collectives.gather(x)), params)
+
+    def join(rows: jax.Array) -> jax.Array:
+        return jnp.concatenate(collectives.gather(rows))
+
+    return _change_tables(sharded, join, params)
 
 
-def merge(sharded: Mask | None, rest: PyTree, parts: PyTree) -> PyTree:
-    """Takes the sharded leaves from `parts` and the other leaves from `rest`."""
-    return _changed(sharded, lambda _, part: part, rest, parts)
+def merge(sharded: Mask | None, params: PyTree, own_rows: PyTree) -> PyTree:
+    """Takes the sharded leaves from `own_rows` and the other leaves from `params`."""
+    return _change_tables(sharded, lambda _, rows: rows, params, own_rows)
 
 
-def _changed(sharded: Mask | None, change: Callable, *trees: PyTree) -> PyTree:
+def _change_tables(sharded: Mask | None, change: Callable, *trees: PyTree) -> PyTree:
     """Changes the sharded leaves of the first tree, given those of all trees."""
-    form = jax.tree.structure(trees[0])
-    leaves = zip(*map(jax.tree.leaves, trees), strict=True)
-    pairs = zip(flags(sharded, trees[0]), leaves, strict=True)
-    return form.unflatten([change(*x) if own else x[0] for own, x in pairs])
+    structure = jax.tree.structure(trees[0])
+    leaf_tuples = zip(*map(jax.tree.leaves, trees), strict=True)
+    new_leaves = []
+    table_marks = mark_tables(sharded, trees[0])
+    for is_sharded, leaves in zip(table_marks, leaf_tuples, strict=True):
+        new_leaves.append(change(*leaves) if is_sharded else leaves[0])
+    return structure.unflatten(new_leaves)
 
 
-def replicated(sharded: Mask | None, params: PyTree) -> list[Any]:
+def list_replicated(sharded: Mask | None, params: PyTree) -> list[Any]:
     """Returns the leaves that are not sharded; each worker holds a replica of them."""
-    pairs = zip(flags(sharded, params), jax.tree.leaves(params), strict=True)
-    return [x for own, x in pairs if not own]
+    pairs = zip(mark_tables(sharded, params), jax.tree.leaves(params), strict=True)
+    return [x for is_sharded, x in pairs if not is_sharded]
 
 
-def beside(
+def hide_tables(
     strategy: Strategy, sharded: Mask, optimizer: optax.GradientTransformation
 ) -> Strategy:
     """Makes a strategy that does not see sharded params.
@@ -242,48 +272,60 @@ def beside(
     # An average over the workers would mix moments of different rows. And `reset`
     # expects the optimizer state of the params that it sees.
 
-    def mask(params):
-        form = jax.tree.structure(params)
-        return form.unflatten([not own for own in flags(sharded, params)])
+    def mask(params: PyTree) -> PyTree:
+        structure = jax.tree.structure(params)
+        table_marks = mark_tables(sharded, params)
+        return structure.unflatten([not is_sharded for is_sharded in table_marks])
 
-    rest = masked(strategy, mask)
+    masked_strategy = masked(strategy, mask)
 
-    def see(replica):
-        of_rows = _of_rows(optimizer, flags(sharded, replica.params), replica.params)
-        leaves, form = jax.tree.flatten(replica.opt_state)
-        pairs = zip(of_rows, leaves, strict=True)
-        seen = [optax.MaskedNode() if own else x for own, x in pairs]
-        return of_rows, replica._replace(opt_state=form.unflatten(seen))
+    def mark_rows(replica: Replica) -> list[bool]:
+        table_marks = mark_tables(sharded, replica.params)
+        return _mark_row_leaves(optimizer, table_marks, replica.params)
 
-    def reduce(grads, replica, state, step):
-        return rest.reduce(grads, see(replica)[1], state, step)
+    def hide_rows(replica: Replica, row_marks: list[bool]) -> Replica:
+        leaves, structure = jax.tree.flatten(replica.opt_state)
+        pairs = zip(row_marks, leaves, strict=True)
+        leaves = [optax.MaskedNode() if has_rows else x for has_rows, x in pairs]
+        return replica._replace(opt_state=structure.unflatten(leaves))
 
-    def sync(replica, state, step):
-        of_rows, seen = see(replica)
-        synced, state = apply_sync(rest, seen, state, step)
-        kept, form = jax.tree.flatten(replica.opt_state)
-        new = iter(jax.tree.leaves(synced.opt_state))
-        pairs = zip(of_rows, kept, strict=True)
-        merged = form.unflatten([x if own else next(new) for own, x in pairs])
-        return synced._replace(opt_state=merged), state
+    def reduce(
+        grads: PyTree, replica: Replica, state: PyTree, step: Any
+    ) -> tuple[PyTree, PyTree]:
+        hidden_replica = hide_rows(replica, mark_rows(replica))
+        return masked_strategy.reduce(grads, hidden_replica, state, step)
 
-    described = replace(introspection.combination(rest), call=sync)
-    return rest._replace(reduce=introspection.reduce_like(reduce, rest), sync=described)
+    def sync(replica: Replica, state: PyTree, step: Any) -> tuple[Replica, PyTree]:
+        row_marks = mark_rows(replica)
+        hidden_replica = hide_rows(replica, row_marks)
+        new_replica, state = apply_sync(masked_strategy, hidden_replica, state, step)
+        old_leaves, structure = jax.tree.flatten(replica.opt_state)
+        new_leaves = iter(jax.tree.leaves(new_replica.opt_state))
+        leaves = []
+        for has_rows, leaf in zip(row_marks, old_leaves, strict=True):
+            leaves.append(leaf if has_rows else next(new_leaves))
+        return new_replica._replace(opt_state=structure.unflatten(leaves)), state
+
+    combination = replace(introspection.combination(masked_strategy), call=sync)
+    return masked_strategy._replace(
+        reduce=introspection.reduce_like(reduce, masked_strategy), sync=combination
+    )
 
 
-def _of_rows(
-    optimizer: optax.GradientTransformation, which: list[bool], params: PyTree
+def _mark_row_leaves(
+    optimizer: optax.GradientTransformation, table_marks: list[bool], params: PyTree
 ) -> list[bool]:
     """Marks the leaves of opt_state that have rows: they grow with the tables."""
 
-    def shapes(more: int) -> list[tuple[int, ...]]:
-        def grown(own: bool, x: jax.Array) -> jax.ShapeDtypeStruct:
-            shape = (len(x) + more, *x.shape[1:]) if own else x.shape
+    def list_shapes(extra_rows: int) -> list[tuple[int, ...]]:
+        def add_rows(is_sharded: bool, x: jax.Array) -> jax.ShapeDtypeStruct:
+            shape = (len(x) + extra_rows, *x.shape[1:]) if is_sharded else x.shape
             return jax.ShapeDtypeStruct(shape, x.dtype)
 
         leaves, form = jax.tree.flatten(params)
-        larger = form.unflatten(map(grown, which, leaves))
-        state = jax.eval_shape(optimizer.init, larger)
+        larger_params = form.unflatten(map(add_rows, table_marks, leaves))
+        state = jax.eval_shape(optimizer.init, larger_params)
         return [x.shape for x in jax.tree.leaves(state)]
 
-    return [a != b for a, b in zip(shapes(0), shapes(1), strict=True)]
+    pairs = zip(list_shapes(0), list_shapes(1), strict=True)
+    return [shape != larger_shape for shape, larger_shape in pairs]

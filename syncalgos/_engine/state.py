@@ -12,7 +12,7 @@ from syncalgos import checks
 from syncalgos._combinators import arrivals, introspection
 from syncalgos._engine import arguments
 from syncalgos._engine.placement.layout import Layout
-from syncalgos._engine.program import Own
+from syncalgos._engine.program import WorkerState
 from syncalgos.steps import TABLED
 from syncalgos.strategy import PyTree, Replica, Strategy
 
@@ -61,57 +61,58 @@ class TrainState(NamedTuple):
             raise checks.attribute_error("TrainState", name, self._fields)
 
     @property
-    def own(self) -> Own:
+    def own(self) -> WorkerState:
         """The data of all workers, in the form that programs take."""
-        return Own(self.replica, self.sync)
+        return WorkerState(self.replica, self.sync)
 
 
-def of_one(tree: PyTree, axes: int = 2) -> PyTree:
+def drop_worker_axes(tree: PyTree, axes: int = 2) -> PyTree:
     """Returns the shapes of one worker's leaves, without the leading worker axes."""
 
-    def shape(x):
+    def leaf_shape(x: Any) -> jax.ShapeDtypeStruct:
         dtype = jax.dtypes.canonicalize_dtype(x.dtype, allow_extended_dtype=True)
         return jax.ShapeDtypeStruct(np.shape(x)[axes:], dtype)
 
-    return jax.tree.map(shape, tree)
+    return jax.tree.map(leaf_shape, tree)
 
 
-def waits_untrained(strategy: Strategy, done: int, workers: int = 1) -> bool:
+def waits_untrained(strategy: Strategy, num_steps: int, workers: int = 1) -> bool:
     """Whether the center is still the first model after so many local steps."""
     # Only a center of its own can wait longer than for some gradients.
-    if done > TABLED or not introspection.has_center(strategy):
+    if num_steps > TABLED or not introspection.has_center(strategy):
         return False
-    parts = arrivals.arrivals(strategy)
-    return not arrivals.included(parts, done, workers).any()
+    center_parts = arrivals.arrivals(strategy)
+    return not arrivals.included(center_parts, num_steps, workers).any()
 
 
 def as_data(numbers: PyTree, layout: Layout) -> PyTree:
     """Puts numbers on the devices."""
 
-    def put(x: Any) -> jax.Array:
+    def to_devices(x: Any) -> jax.Array:
         # From a Python number, which does not widen other arrays.
         return layout.copy(jnp.asarray(np.asarray(x).item()))
 
-    return jax.tree.map(put, numbers)
+    return jax.tree.map(to_devices, numbers)
 
 
 class StepCount:
     """Remembers the step of the last run's state, without waiting for that run."""
 
     def __init__(self):
-        self._last: Callable[[], jax.Array | None] = lambda: None
-        self._done = 0
+        self._last_step: Callable[[], jax.Array | None] = lambda: None
+        self._num_steps = 0
 
-    def after(self, step: jax.Array, steps: int) -> int:
+    def count_after(self, step: jax.Array, steps: int) -> int:
         """Returns the step of a state after some more local steps.
 
         Raises:
             ValueError: the result is not from 0 to 2³¹ - 1.
         """
-        done = self._done if self._last() is step else int(step)
-        arguments.check_step(done + steps)
-        return done + steps
+        num_steps = self._num_steps if self._last_step() is step else int(step)
+        arguments.check_step(num_steps + steps)
+        return num_steps + steps
 
-    def note(self, step: jax.Array, done: int) -> None:
+    def note(self, step: jax.Array, num_steps: int) -> None:
         """Notes the array of a step that a run returned, and its value."""
-        self._last, self._done = weakref.ref(step), done
+        self._last_step = weakref.ref(step)
+        self._num_steps = num_steps

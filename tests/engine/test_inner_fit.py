@@ -32,14 +32,19 @@ AROUND = {
 def test_an_algorithm_declares_the_rate_that_it_takes(name):
     more = {"sign": True} if name == "demo" else {}
     made = sa.ALGORITHMS[name](learning_rate=0.25, **more)
-    assert {x.learning_rate for x in inner_fit.told(made)} == {0.25}
+    assert {x.learning_rate for x in inner_fit.list_strategies_with_rate(made)} == {
+        0.25
+    }
     assert made.own_steps == (name == "zero_one_adam")
 
 
 @pytest.mark.parametrize("name", AROUND)
 def test_a_combinator_passes_the_rate_on(name):
     inside = sa.slowmo(4, learning_rate=0.25)
-    assert {x.learning_rate for x in inner_fit.told(AROUND[name](inside))} == {0.25}
+    assert {
+        x.learning_rate
+        for x in inner_fit.list_strategies_with_rate(AROUND[name](inside))
+    } == {0.25}
 
 
 @pytest.mark.parametrize("warmup", [0, 5])

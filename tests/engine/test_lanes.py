@@ -140,14 +140,14 @@ def test_merged_lanes_are_vectorized_ones(backend, accumulate):
 def test_groups_of_merged_lanes_are_vectorized_ones(
     group, accumulate, loss, monkeypatch
 ):
-    monkeypatch.setattr(groups, "size", lambda few, many, lanes, params: group)
+    monkeypatch.setattr(groups, "choose_group_size", lambda *arguments: group)
     options = {"backend": "vmap", "accumulate": accumulate, "loss": loss}
     options["each_worker"] = is_per_example(loss)
     (_, expected, reported), (trainer, state, others) = (
         train(syncalgos.sync_sgd(), lane_form=form, **options)
         for form in ("vectorized", "merged")
     )
-    assert trainer._compiled._group == group
+    assert trainer._compiled._group_lanes == group
     assert_same(state, expected)
     for metric in reported:
         np.testing.assert_allclose(others[metric], reported[metric], RTOL)
@@ -168,7 +168,7 @@ def test_groups_fill_the_caches_and_outweigh_the_weights(width, examples, expect
     w = jax.ShapeDtypeStruct((width, width), float)
     inputs = [jax.ShapeDtypeStruct((n * examples, width), float) for n in (1, 12)]
     passes = [jax.make_jaxpr(loss)(w, x).jaxpr for x in inputs]
-    assert groups.size(*passes, 12, w) == expected
+    assert groups.choose_group_size(*passes, 12, w) == expected
 
 
 def talking(params, batch):

@@ -107,7 +107,7 @@ def test_a_loop_counts_its_equations_once_a_pass():
 def refuse(program, differs=(True,)):
     """Refuses a program by these inputs that differ between workers."""
     jaxpr = jax.make_jaxpr(program, **WORKERS)(*[ONE] * len(differs)).jaxpr
-    lone_branches.followed(jaxpr, differs)
+    lone_branches.follow_differing(jaxpr, differs)
 
 
 def mean(x):

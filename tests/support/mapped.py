@@ -15,7 +15,8 @@ def spread(layout, program):
     """Maps one worker's (own, shared) -> result over all workers.
 
     Returns:
-        A jitted (own, Inputs) -> Outputs, whose `own` is the result of each worker.
+        A jitted (own, Inputs) -> Outputs, whose `worker_state` is each worker's
+        result.
     """
 
     def view(own, inputs):
@@ -28,7 +29,9 @@ def spread(layout, program):
 def on_workers(layout, program, own, shared=()):
     """Runs such a program; own and the result lead with (devices, lanes)."""
     # Collectives of two programs in flight on CPU devices may wait for each other.
-    return jax.block_until_ready(spread(layout, program)(own, Inputs(shared)).own)
+    return jax.block_until_ready(
+        spread(layout, program)(own, Inputs(shared)).worker_state
+    )
 
 
 def over_workers(function, values, backend, devices):

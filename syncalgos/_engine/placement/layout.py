@@ -27,8 +27,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def in_words(
-    workers: int, devices: int, platform: str, lanes: int, inner: Mapping[str, int]
+def describe_layout(
+    workers: int,
+    devices: int,
+    platform: str,
+    lanes: int,
+    inner_sizes: Mapping[str, int],
 ) -> str:
     """Describes workers over devices × lanes: "8 workers on 2 cpu devices × 4 lanes".
 
@@ -37,19 +41,19 @@ def in_words(
         devices: the number of all devices.
         platform: the devices' platform, such as cpu.
         lanes: the number of workers of a place.
-        inner: the sizes of the axes of the mesh within a worker, by name.
+        inner_sizes: the sizes of the axes of the mesh within a worker, by name.
     """
 
-    def counted(number: int, noun: str) -> str:
-        return f"{number} {noun}{'' if number == 1 else 's'}"
+    def count_nouns(number: int, noun: str) -> str:
+        return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
-    shown_workers = counted(workers, "worker")
-    if inner:
-        worker_devices = counted(math.prod(inner.values()), "device")
-        axes = ", ".join(f"{name} {size}" for name, size in inner.items())
-        shown_workers = f"{shown_workers} of {worker_devices} ({axes})"
-    places = counted(devices, f"{platform} device")
-    return f"{shown_workers} on {places} × {counted(lanes, 'lane')}"
+    worker_text = count_nouns(workers, "worker")
+    if inner_sizes:
+        worker_devices = count_nouns(math.prod(inner_sizes.values()), "device")
+        axes = ", ".join(f"{name} {size}" for name, size in inner_sizes.items())
+        worker_text = f"{worker_text} of {worker_devices} ({axes})"
+    device_text = count_nouns(devices, f"{platform} device")
+    return f"{worker_text} on {device_text} × {count_nouns(lanes, 'lane')}"
 
 
 class Layout(NamedTuple):
@@ -73,8 +77,13 @@ class Layout(NamedTuple):
     batch_axes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        count, platform = len(self.devices), self.devices[0].platform
-        return in_words(self.workers, count, platform, self.lanes, self.inner)
+        return describe_layout(
+            self.workers,
+            len(self.devices),
+            self.devices[0].platform,
+            self.lanes,
+            self.inner,
+        )
 
     @property
     def inner(self) -> dict[str, int]:
@@ -114,8 +123,9 @@ class Layout(NamedTuple):
     @property
     def own_places(self) -> range:
         """The places with devices of this process."""
-        first = self.devices.index(self.own_devices[0]) // self.devices_each
-        return range(first, first - (-len(self.own_devices) // self.devices_each))
+        first_place = self.devices.index(self.own_devices[0]) // self.devices_each
+        num_places = math.ceil(len(self.own_devices) / self.devices_each)
+        return range(first_place, first_place + num_places)
 
     @property
     def own_shape(self) -> tuple[int, int]:
@@ -125,8 +135,8 @@ class Layout(NamedTuple):
     @property
     def own_workers(self) -> range:
         """The numbers of the workers that are at least partly in this process."""
-        first, stop = self.own_places.start, self.own_places.stop
-        return range(first * self.lanes, stop * self.lanes)
+        places = self.own_places
+        return range(places.start * self.lanes, places.stop * self.lanes)
 
     @property
     def is_whole(self) -> bool:
@@ -145,13 +155,17 @@ class Layout(NamedTuple):
             yield
             return
         names, sizes = zip(*self.axes, strict=True)
-        with jax.sharding.use_abstract_mesh(AbstractMesh(sizes, names, _auto(names))):
+        with jax.sharding.use_abstract_mesh(
+            AbstractMesh(sizes, names, _auto_types(names))
+        ):
             yield
 
-    def traced(self, program: Callable, *given: PyTree) -> tuple[Any, PyTree]:
+    def trace(self, program: Callable, *arguments: PyTree) -> tuple[Any, PyTree]:
         """Returns the jaxpr of a worker's program and the shapes of its results."""
-        sizes = [*zip(WORKERS, self.shape, strict=True)]
-        return jax.make_jaxpr(program, axis_env=sizes, return_shape=True)(*given)
+        axis_sizes = [*zip(WORKERS, self.shape, strict=True)]
+        return jax.make_jaxpr(program, axis_env=axis_sizes, return_shape=True)(
+            *arguments
+        )
 
     @property
     def batch_parts(self) -> int:
@@ -166,8 +180,9 @@ class Layout(NamedTuple):
     @property
     def batch_spec(self) -> PartitionSpec:
         """The sharding of batches, (places, lanes, batch, ...)."""
-        inner = (None, self.batch_axes) if self.batch_axes else ()
-        return PartitionSpec(DEVICES, *inner)
+        if not self.batch_axes:
+            return PartitionSpec(DEVICES)
+        return PartitionSpec(DEVICES, None, self.batch_axes)
 
     @property
     def feeders(self) -> int:
@@ -186,9 +201,13 @@ class Layout(NamedTuple):
             ValueError: the workers do not divide it.
         """
         checks.global_batch(batch, self.workers)
-        rows = np.arange(batch).reshape(*self.shape, batch // self.workers)
-        at = NamedSharding(self.mesh, self.batch_spec).devices_indices_map(rows.shape)
-        return np.unique([rows[at[x]] for x in self.own_devices])
+        rows = np.arange(batch)
+        rows = rows.reshape(
+            *self.shape, batch // self.workers
+        )  # (places, lanes, batch)
+        sharding = NamedSharding(self.mesh, self.batch_spec)
+        indices_by_device = sharding.devices_indices_map(rows.shape)
+        return np.unique([rows[indices_by_device[x]] for x in self.own_devices])
 
     @property
     def blocking(self) -> bool:
@@ -202,7 +221,7 @@ class Layout(NamedTuple):
         """Returns an array's sharding over mesh axes; no axes: one copy per device."""
         return NamedSharding(self.mesh, PartitionSpec(*axes))
 
-    def of_workers(self, spec: PartitionSpec) -> jax.sharding.Sharding:
+    def shard_workers(self, spec: PartitionSpec) -> jax.sharding.Sharding:
         """Returns the sharding of (places, lanes, ...), cut in a worker by `spec`."""
         return self.sharding(DEVICES, None, *spec) if spec else self.sharding(DEVICES)
 
@@ -214,15 +233,16 @@ class Layout(NamedTuple):
         if self.processes == 1:
             return jax.device_put(x, sharding)
         if is_key(x):  # they have no NumPy form
-            return on_words(lambda words: self.split(words, sharding), x)
+            return change_key_words(lambda words: self.split(words, sharding), x)
         return jax.make_array_from_process_local_data(sharding, np.asarray(x))
 
     def cut(self, x: Any) -> Any:
         """Cuts (steps, global batch, ...) to (steps, places, lanes, batch, ...)."""
-        here = len(self.own_workers)  # no -1: a leaf may be of size 0
-        cut = x.reshape(len(x), *self.own_shape, x.shape[1] // here, *x.shape[2:])
-        is_put = isinstance(x, jax.Array) or self.processes > 1 or bool(self.axes)
-        return self.split(cut, self.sharding(None, *self.batch_spec)) if is_put else cut
+        worker_batch = x.shape[1] // len(self.own_workers)  # no -1: a size may be 0
+        parts = x.reshape(len(x), *self.own_shape, worker_batch, *x.shape[2:])
+        if isinstance(x, jax.Array) or self.processes > 1 or self.axes:
+            return self.split(parts, self.sharding(None, *self.batch_spec))
+        return parts
 
     def copy(self, x: Any) -> jax.Array:
         """Puts a copy of an array on every device; all processes give the same one."""
@@ -241,14 +261,16 @@ class Layout(NamedTuple):
         All processes give the same array, or an array that spans them all.
         """
         sharding = self.sharding(*spec)
-        if self.processes == 1 or not spec:
-            return jax.device_put(x, sharding) if spec else self.copy(x)
+        if not spec:
+            return self.copy(x)
+        if self.processes == 1:
+            return jax.device_put(x, sharding)
         if isinstance(x, jax.Array) and not x.is_fully_addressable:
             return jax.jit(lambda x: x, out_shardings=sharding)(x)
-        whole = np.asarray(x)
-        return jax.make_array_from_callback(np.shape(x), sharding, whole.__getitem__)
+        array = np.asarray(x)
+        return jax.make_array_from_callback(np.shape(x), sharding, array.__getitem__)
 
-    def of_first_worker(self, x: jax.Array) -> jax.Array:
+    def take_first_worker_copy(self, x: jax.Array) -> jax.Array:
         """Returns the copy of an array on the devices of this process's first worker.
 
         Args:
@@ -257,13 +279,16 @@ class Layout(NamedTuple):
         if not self.axes:
             return jax.device_put(self.one_copy(x), self.own_devices[0])
         if is_key(x):
-            return on_words(self.of_first_worker, x)
-        grid = self.mesh.devices[self.own_places.start]
+            return change_key_words(self.take_first_worker_copy, x)
+        worker_devices = self.mesh.devices[self.own_places.start]
         sharding: Any = x.sharding
-        mesh = Mesh(grid, tuple(self.inner), _auto(self.inner))
-        here = NamedSharding(mesh, sharding.spec)
-        own = [s.data for s in x.addressable_shards if s.device in here.device_set]
-        return jax.make_array_from_single_device_arrays(x.shape, here, own)
+        mesh = Mesh(worker_devices, tuple(self.inner), _auto_types(self.inner))
+        worker_sharding = NamedSharding(mesh, sharding.spec)
+        devices = worker_sharding.device_set
+        shards = [s.data for s in x.addressable_shards if s.device in devices]
+        return jax.make_array_from_single_device_arrays(
+            x.shape, worker_sharding, shards
+        )
 
     def one_copy(self, x: jax.Array) -> jax.Array:
         """Returns this process's first copy of an array that all devices hold."""
@@ -277,18 +302,23 @@ class Layout(NamedTuple):
             span processes, a HeldPart of the array.
         """
         if is_key(x):
-            return on_words(self.part, x)
-        before, pieces = self.own_places.start, {}
-        for ((first, stop), _, *inner), piece in pieces_of(x).items():
-            workers = tuple((place - before) * self.lanes for place in (first, stop))
-            count = workers[1] - workers[0]  # no -1: a leaf may be of size 0
-            pieces[workers, *inner] = piece.reshape(count, *piece.shape[2:])
+            return change_key_words(self.part, x)
+        first_place = self.own_places.start
+        pieces = {}
+        for bounds, piece in pieces_of(x).items():
+            (start, end), _, *inner_bounds = bounds
+            first_worker = (start - first_place) * self.lanes
+            end_worker = (end - first_place) * self.lanes
+            num_workers = end_worker - first_worker  # no -1: a leaf may be of size 0
+            worker_piece = piece.reshape(num_workers, *piece.shape[2:])
+            pieces[(first_worker, end_worker), *inner_bounds] = worker_piece
         shape = len(self.own_workers), *x.shape[2:]
-        found = HeldPart(shape, x.dtype, pieces).joined
-        if not isinstance(found, HeldPart):
-            return found
+        joined = HeldPart(shape, x.dtype, pieces).joined
+        if not isinstance(joined, HeldPart):
+            return joined
         # Copied, because the next run reuses the devices' memory.
-        return HeldPart(shape, x.dtype, {at: y.copy() for at, y in pieces.items()})
+        copies = {bounds: piece.copy() for bounds, piece in pieces.items()}
+        return HeldPart(shape, x.dtype, copies)
 
     def unpart(self, x: Any, sharding: jax.sharding.Sharding) -> jax.Array:
         """Puts the result of `part` on this process's devices again.
@@ -304,31 +334,35 @@ class Layout(NamedTuple):
                 )
             return self.split(x.reshape(*self.own_shape, *x.shape[1:]), sharding)
         if is_key(x):
-            return on_words(lambda words: self.unpart(np.asarray(words), sharding), x)
-        shape = *self.shape, *x.shape[1:]
+            return change_key_words(
+                lambda words: self.unpart(np.asarray(words), sharding), x
+            )
+        shape = *self.shape, *x.shape[1:]  # (places, lanes, …)
 
-        def at(index):
+        def read_shard(index: Any) -> np.ndarray:
             if isinstance(x, HeldPart):
-                inner = bounds_of(index, shape)[2:]
-                return x.read(((0, self.lanes), *inner))[None]
+                inner_bounds = bounds_of(index, shape)[2:]
+                return x.read(((0, self.lanes), *inner_bounds))[None]
             return x[:, *index[2:]][None]
 
-        return jax.make_array_from_callback(shape, sharding, at)
+        return jax.make_array_from_callback(shape, sharding, read_shard)
 
 
 @functools.cache  # asked for at each dispatch
 def _mesh(devices: tuple[Device, ...], axes: tuple[tuple[str, int], ...]) -> Mesh:
-    names, sizes = [name for name, _ in axes], [size for _, size in axes]
-    grid = np.array(devices).reshape(len(devices) // math.prod(sizes), *sizes)
-    return Mesh(grid, (DEVICES, *names), _auto((DEVICES, *names)))
+    names = [DEVICES] + [name for name, _ in axes]
+    sizes = [size for _, size in axes]
+    places = len(devices) // math.prod(sizes)
+    device_grid = np.array(devices).reshape(places, *sizes)  # (places, *sizes)
+    return Mesh(device_grid, tuple(names), _auto_types(names))
 
 
-def _auto(names: Collection[str]) -> tuple[AxisType, ...]:
+def _auto_types(names: Collection[str]) -> tuple[AxisType, ...]:
     """The type of each axis; jax 0.12 has Explicit by default."""
     return (AxisType.Auto,) * len(names)
 
 
-def on_words(change: Callable[[jax.Array], Any], keys: jax.Array) -> jax.Array:
+def change_key_words(change: Callable[[jax.Array], Any], keys: jax.Array) -> jax.Array:
     """Applies a function to the array of integers (words) behind typed keys."""
     words = jnp.asarray(change(jax.random.key_data(keys)))
     return jax.random.wrap_key_data(words, impl=jax.random.key_impl(keys))

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ BACKENDS = ("pmap", "shard_map", "vmap")
 AUTO = "auto"
 # Axes with these names cut the model's arithmetic, not the batch.
 TENSOR_AXES = ("tensor", "model", "tp")
-_process_of = attrgetter("process_index")
+_process_index = attrgetter("process_index")
 
 AnyMesh = Mesh | Mapping[str, int]
 Axes = tuple[tuple[str, int], ...]
@@ -110,24 +110,27 @@ def make_layout(workers: int, backend: str, placement: Placement) -> Layout:
         ValueError: an argument is unknown, or devices or lanes do not divide the
             workers.
     """
-    request = _requested(workers, backend, placement)
-    return _fit(request, request.devices or _widest(request))
+    request = _check_arguments(workers, backend, placement)
+    return _lay_out(request, request.devices or _choose_devices(request))
 
 
-def _requested(workers: int, backend: str, placement: Placement) -> Request:
+def _check_arguments(workers: int, backend: str, placement: Placement) -> Request:
     """Checks each argument alone, then those that exclude each other."""
-    devices, lanes, mesh = placement.devices, placement.lanes, placement.mesh
+    devices = placement.devices
+    lanes = placement.lanes
+    mesh = placement.mesh
     workers = checks.whole("workers", workers, least=1)
     checks.one_of("backend", backend, (AUTO, *BACKENDS))
     if backend == AUTO and mesh is not None:
         backend = "shard_map"
     if lanes is not None:
         lanes = checks.whole("lanes", lanes, least=1)
-    chosen, axes = None if devices is None else _chosen(devices), ()
+    chosen_devices = None if devices is None else _list_devices(devices)
+    axes = ()
     if isinstance(mesh, Mesh):
-        axes, chosen = _taken_apart(mesh)
+        axes, chosen_devices = _split_mesh(mesh)
     elif mesh is not None:
-        axes = _checked_axes(mesh)
+        axes = _check_axes(mesh)
     if backend == "pmap" and not hasattr(jax, "pmap"):
         raise ValueError(
             f"backend 'pmap' is not available: jax {jax.__version__} has no jax.pmap; "
@@ -141,27 +144,26 @@ def _requested(workers: int, backend: str, placement: Placement) -> Request:
         raise ValueError("a Mesh holds its own devices: pass mesh or devices")
     if axes and backend != "shard_map":
         raise ValueError(f"mesh needs backend 'shard_map', got {backend!r}")
-    batch_axes = _batch_axes(placement.batch_axes, axes)
-    return Request(workers, backend, lanes, chosen, axes, batch_axes)
+    batch_axes = _choose_batch_axes(placement.batch_axes, axes)
+    return Request(workers, backend, lanes, chosen_devices, axes, batch_axes)
 
 
-def _fit(request: Request, devices: tuple[Device, ...]) -> Layout:
+def _lay_out(request: Request, devices: tuple[Device, ...]) -> Layout:
     """Lays out the request over all these devices."""
     workers, backend, lanes, _, axes, batch_axes = request
     if backend == "vmap" and len(devices) > 1:
         raise ValueError(f"backend 'vmap' runs on one device, got {len(devices)}")
-    places, left_devices = divmod(len(devices), _size(axes))
-    shown_devices = f"{len(devices)} devices"
+    places, left_devices = divmod(len(devices), _count_devices(axes))
+    devices_text = f"{len(devices)} devices"
     if axes:
-        shown_devices = (
-            f"{len(devices)} devices in meshes of {_size(axes)} ({_shown(axes)})"
-        )
+        mesh_text = f"meshes of {_count_devices(axes)} ({_format_axes(axes)})"
+        devices_text = f"{len(devices)} devices in {mesh_text}"
     if left_devices or not places or workers % places:
-        raise ValueError(f"{workers} workers do not divide over {shown_devices}")
+        raise ValueError(f"{workers} workers do not divide over {devices_text}")
     needed_lanes = workers // places
     if lanes not in (None, needed_lanes):
         raise ValueError(
-            f"{workers} workers on {shown_devices} need lanes={needed_lanes}, got "
+            f"{workers} workers on {devices_text} need lanes={needed_lanes}, got "
             f"{lanes}"
         )
     layout = Layout(backend, devices, needed_lanes, axes, batch_axes)
@@ -174,15 +176,15 @@ def _fit(request: Request, devices: tuple[Device, ...]) -> Layout:
     return layout._replace(backend="pmap" if takes_pmap else "shard_map")
 
 
-def _size(axes: Axes) -> int:
+def _count_devices(axes: Axes) -> int:
     return math.prod(size for _, size in axes)
 
 
-def _shown(axes: Axes) -> str:
+def _format_axes(axes: Axes) -> str:
     return ", ".join(f"{name} {size}" for name, size in axes)
 
 
-def _taken_apart(mesh: Mesh) -> tuple[Axes, tuple[Device, ...]]:
+def _split_mesh(mesh: Mesh) -> tuple[Axes, tuple[Device, ...]]:
     """Returns the axes within a worker of a user's mesh, and its devices by place."""
     names = [str(name) for name in mesh.axis_names]
     if DEVICES not in names:
@@ -190,12 +192,12 @@ def _taken_apart(mesh: Mesh) -> tuple[Axes, tuple[Device, ...]]:
             f"mesh must have an axis {DEVICES!r} for the workers, got the axes "
             f"{', '.join(names)}"
         )
-    grid = np.moveaxis(mesh.devices, names.index(DEVICES), 0)
-    inner = [(name, mesh.shape[name]) for name in names if name != DEVICES]
-    return _checked_axes(dict(inner)), tuple(grid.flat)
+    device_grid = np.moveaxis(mesh.devices, names.index(DEVICES), 0)
+    inner_sizes = [(name, mesh.shape[name]) for name in names if name != DEVICES]
+    return _check_axes(dict(inner_sizes)), tuple(device_grid.flat)
 
 
-def _checked_axes(mesh: Any) -> Axes:
+def _check_axes(mesh: Any) -> Axes:
     """Returns the axes within a worker that a user gave, after checks."""
     if not isinstance(mesh, Mapping) or not mesh:
         raise ValueError(
@@ -214,79 +216,100 @@ def default_batch_axes(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(name for name in names if name not in TENSOR_AXES)
 
 
-def _batch_axes(given: Sequence[str] | None, axes: Axes) -> tuple[str, ...]:
+def _choose_batch_axes(batch_axes: Sequence[str] | None, axes: Axes) -> tuple[str, ...]:
     """Returns the axes over which a worker's batch is cut."""
     names = [name for name, _ in axes]
-    if given is None:
+    if batch_axes is None:
         return default_batch_axes(names)
-    given = (given,) if isinstance(given, str) else tuple(given)
-    for name in given:
+    batch_axes = (batch_axes,) if isinstance(batch_axes, str) else tuple(batch_axes)
+    for name in batch_axes:
         checks.one_of("axis in batch_axes,", name, names)
-    if len(set(given)) != len(given):
-        raise ValueError(f"batch_axes must be distinct, got {given}")
-    return given
+    if len(set(batch_axes)) != len(batch_axes):
+        raise ValueError(f"batch_axes must be distinct, got {batch_axes}")
+    return batch_axes
 
 
-def _widest(request: Request) -> tuple[Device, ...]:
+def _choose_devices(request: Request) -> tuple[Device, ...]:
     """Takes the most devices that divide the workers, or as many as the lanes need."""
     workers, backend, lanes, _, axes, _ = request
     # All devices, in one list for each process.
-    by_process = groupby(sorted(jax.devices(), key=_process_of), _process_of)
-    known, each = [[*devices] for _, devices in by_process], _size(axes)
-    if backend == "vmap" and len(known) > 1:
+    groups = groupby(sorted(jax.devices(), key=_process_index), _process_index)
+    process_devices = [list(devices) for _, devices in groups]
+    place_devices = _count_devices(axes)
+    if backend == "vmap" and len(process_devices) > 1:
         raise ValueError(
-            f"backend 'vmap' runs on one device, but there are {len(known)} processes: "
-            "use pmap or shard_map"
+            "backend 'vmap' runs on one device, but there are "
+            f"{len(process_devices)} processes: use pmap or shard_map"
         )
-    if min(map(len, known)) < each:
-        known = [[d for devices in known for d in devices]]  # workers span processes
+    if min(map(len, process_devices)) < place_devices:  # workers span processes
+        process_devices = [list(chain.from_iterable(process_devices))]
     # Otherwise, each process has equally many whole workers.
-    step = len(known)
-    if workers % step:
+    num_processes = len(process_devices)
+    if workers % num_processes:
         raise ValueError(
-            f"{workers} workers do not divide over {step} processes: use a multiple of "
-            f"{step}"
+            f"{workers} workers do not divide over {num_processes} processes: use a "
+            f"multiple of {num_processes}"
         )
-    most = 1 if backend == "vmap" else min(map(len, known)) // each * step
-    counts = range(most, 0, -1) if lanes is None else [workers // lanes]
-    fits = [n for n in counts if n <= most and n % step == 0 and workers % n == 0]
-    if not fits:
-        places = step if lanes is None else workers // lanes
-        asked = f"{workers} workers"
+    max_places = 1
+    if backend != "vmap":
+        process_places = min(map(len, process_devices)) // place_devices
+        max_places = process_places * num_processes
+    if lanes is None:
+        num_places = _find_largest_divisor(workers, max_places, num_processes)
+    else:
+        num_places = workers // lanes
+        if num_places > max_places or num_places % num_processes:
+            num_places = None
+    if num_places is None:
+        needed_places = num_processes if lanes is None else workers // lanes
+        workers_text = f"{workers} workers"
         if lanes is not None:
-            asked += f" in {lanes} lanes"
+            workers_text += f" in {lanes} lanes"
         if axes:
-            asked += f" of {each} devices ({_shown(axes)})"
-        needed = f"{each * places} devices"
-        if step > 1:
-            needed += ", equally many of each process"
-        count = sum(map(len, known))
+            workers_text += f" of {place_devices} devices ({_format_axes(axes)})"
+        needed_text = f"{place_devices * needed_places} devices"
+        if num_processes > 1:
+            needed_text += ", equally many of each process"
+        num_devices = sum(map(len, process_devices))
         if lanes is None:
             raise ValueError(
-                f"{asked} need {needed}, but there are {count}: use a smaller mesh"
+                f"{workers_text} need {needed_text}, but there are {num_devices}: use "
+                "a smaller mesh"
             )
         if axes:
             raise ValueError(
-                f"{asked} need {needed}, but there are {count}: use fewer workers, "
-                "more lanes or a smaller mesh"
+                f"{workers_text} need {needed_text}, but there are {num_devices}: use "
+                "fewer workers, more lanes or a smaller mesh"
             )
         raise ValueError(
-            f"{asked} need {needed}, but there are {count}: use fewer workers or more "
-            "lanes"
+            f"{workers_text} need {needed_text}, but there are {num_devices}: use "
+            "fewer workers or more lanes"
         )
-    return tuple(d for devices in known for d in devices[: fits[0] // step * each])
+    devices_per_process = num_places // num_processes * place_devices
+    chosen_devices: list[Device] = []
+    for devices in process_devices:
+        chosen_devices += devices[:devices_per_process]
+    return tuple(chosen_devices)
 
 
-def _chosen(devices: Any) -> tuple[Device, ...]:
+def _find_largest_divisor(workers: int, largest: int, multiple: int) -> int | None:
+    """Finds the largest divisor of the workers that is a multiple; None if none is."""
+    for divisor in range(largest, 0, -1):
+        if divisor % multiple == 0 and workers % divisor == 0:
+            return divisor
+    return None
+
+
+def _list_devices(devices: Any) -> tuple[Device, ...]:
     """Returns the devices for a list of devices or indices."""
     if not isinstance(devices, Iterable) or isinstance(devices, str):
         raise ValueError(
             f"devices must be a list of indices or devices, got {devices!r}"
         )
-    chosen = tuple(_device(device) for device in devices)
-    if len(set(chosen)) != len(chosen) or not chosen:
+    chosen_devices = tuple(_find_device(device) for device in devices)
+    if len(set(chosen_devices)) != len(chosen_devices) or not chosen_devices:
         raise ValueError(f"devices must be distinct, at least one, got {devices!r}")
-    return chosen
+    return chosen_devices
 
 
 def _check_processes(layout: Layout) -> None:
@@ -294,36 +317,38 @@ def _check_processes(layout: Layout) -> None:
 
     A process may also have a part of a single place.
     """
-    devices, each = layout.devices, layout.devices_each
-    numbers = [device.process_index for device in devices]
-    owners = [{*numbers[i : i + each]} for i in range(0, len(numbers), each)]
-    if any(len(x) > 1 for x in owners):
-        if len({*numbers}) != sum(map(len, owners)):
+    process_numbers = [device.process_index for device in layout.devices]
+    place_owners = []  # the processes of each place
+    for start in range(0, len(process_numbers), layout.devices_each):
+        end = start + layout.devices_each
+        place_owners.append(set(process_numbers[start:end]))
+    if any(len(owners) > 1 for owners in place_owners):
+        if len(set(process_numbers)) != sum(map(len, place_owners)):
             raise ValueError(
                 "devices: a process must hold whole workers or a part of one worker, "
-                f"got devices of processes {numbers}"
+                f"got devices of processes {process_numbers}"
             )
         return
-    stretches = [(p, len([*same])) for p, same in groupby(numbers)]
-    once = len(dict(stretches)) == len(stretches)
-    if not once or len({count for _, count in stretches}) > 1:
+    stretches = [(number, len(list(run))) for number, run in groupby(process_numbers)]
+    is_contiguous = len(dict(stretches)) == len(stretches)
+    if not is_contiguous or len({count for _, count in stretches}) > 1:
         raise ValueError(
             "devices must be grouped by process, equally many of each process, got "
-            f"devices of processes {numbers}"
+            f"devices of processes {process_numbers}"
         )
-    if jax.process_index() not in numbers:
+    if jax.process_index() not in process_numbers:
         raise ValueError(
             f"devices must include some of each process, got none of process "
             f"{jax.process_index()}"
         )
 
 
-def _device(device: Any) -> Device:
+def _find_device(device: Any) -> Device:
     if isinstance(device, jax.Device):
         return device
-    known = jax.devices()
+    all_devices = jax.devices()
     number = checks.whole("a device", device, least=0)
-    if number >= len(known):
-        names = ", ".join(str(i) for i in range(len(known)))
+    if number >= len(all_devices):
+        names = ", ".join(str(i) for i in range(len(all_devices)))
         raise ValueError(f"device {number} does not exist (there are: {names})")
-    return known[number]
+    return all_devices[number]

@@ -74,7 +74,7 @@ def traced(strategy: sa.Strategy, buffers: object = ()) -> None:
 
 
 def hide_tables(strategy: sa.Strategy) -> sa.Strategy:
-    return sharded_tables.beside(strategy, True, optax.sgd(0.1))
+    return sharded_tables.hide_tables(strategy, True, optax.sgd(0.1))
 
 
 REFUSED: dict[tuple[str, str], Callable[[], object]] = {
