@@ -277,7 +277,7 @@ def describe(strategy: Strategy, *, workers: int | None = None) -> Description:
         own_momentum=strategy.own_momentum,
         own_steps=strategy.own_steps,
         learning_rate=strategy.learning_rate,
-        axis=introspection.axis_of(strategy),
+        axis=introspection.find_axis(strategy),
         members=MappingProxyType(_describe_members(strategy, workers)),
     )
 

@@ -12,7 +12,7 @@ import optax
 
 from syncalgos import checks
 from syncalgos._calls import suggest_arguments
-from syncalgos._combinators.introspection import axis_of
+from syncalgos._combinators.introspection import find_axis
 from syncalgos.collectives import PyTree
 from syncalgos.collectives._axes import ANALYZED, mapped_names
 from syncalgos.reducers._reducer import check_optimizer
@@ -284,7 +284,7 @@ def _take_steps(
 
 
 def _axis_names(strategy: Strategy) -> tuple[str, ...]:
-    return mapped_names(axis_of(strategy))
+    return mapped_names(find_axis(strategy))
 
 
 def _over_workers(

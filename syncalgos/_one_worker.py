@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from syncalgos._calls import suggest_arguments
-from syncalgos._combinators.introspection import axis_of, check_mapped
+from syncalgos._combinators.introspection import check_mapped, find_axis
 from syncalgos._engine import inner_fit
 from syncalgos._host_arrays import copy_host_arrays
 from syncalgos._optax_states import GIVEN_LOSS
@@ -101,7 +101,7 @@ def as_optimizer(
     check_strategy("as_optimizer", strategy)
     check_mapped("as_optimizer", strategy)
     check_optimizer("as_optimizer: inner", inner)
-    axis = axis_of(strategy)
+    axis = find_axis(strategy)
 
     def init(params: PyTree) -> OptimizerState:
         check_params(params)
@@ -214,7 +214,7 @@ def center_of(strategy: Strategy, state: Any, params: PyTree) -> PyTree:
             "params, and use no optax.flatten around as_optimizer"
         )
     center = call_alone(
-        lambda: strategy.center(visible_params, own_state.sync), axis_of(strategy)
+        lambda: strategy.center(visible_params, own_state.sync), find_axis(strategy)
     )
     return map_leaves(lambda is_seen, x, y: y if is_seen else x, params, center)
 

@@ -12,8 +12,8 @@ from syncalgos import checks, collectives
 from syncalgos._calls import suggest_arguments
 from syncalgos._combinators import rules
 from syncalgos._combinators.introspection import (
-    axis_of,
     check_mapped,
+    find_axis,
     has_reduce,
     mean_center,
 )
@@ -158,7 +158,7 @@ def _check_stackable(strategy: Strategy, mesh: Mesh | None) -> str:
     """
     check_strategy("stacked", strategy)
     check_mapped("stacked", strategy)
-    axis = axis_of(strategy)
+    axis = find_axis(strategy)
     if not isinstance(axis, str):
         raise ValueError(
             f"stacked: strategy must have a single axis, such as "

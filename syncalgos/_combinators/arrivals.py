@@ -4,7 +4,8 @@ A sync that is sent after local step s includes the steps up to s. Its result ma
 later: after a delay of some local steps, or at a later sync, as with `reducers.late`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,28 +35,28 @@ def arrivals(strategy: Strategy, undeclared: Steps = ALWAYS) -> list[Part]:
         The arrivals, for each part of the model that has a center of its own.
     """
     if not introspection.has_center(strategy):
-        return [_of_replicas(strategy)]
+        return [_list_replica_arrivals(strategy)]
     combination = introspection.combination(strategy)
     if not combination.members:
         steps = introspection.landing_steps(strategy)
         is_decided = combination.follow is not None
         if strategy.acts is None and (combination.landing is None or is_decided):
             steps = undeclared
-        return [_at(steps, combination.arrives)]
+        return [_limit_steps(steps, combination.arrives)]
     if combination.clock is not None and combination.clock.averages:
-        return [_of_replicas(strategy)]
+        return [_list_replica_arrivals(strategy)]
     parts: list[Part] = []
     for member in reversed(combination.members):
         if introspection.has_center(member):
             parts += arrivals(member, undeclared)
         elif introspection.combination(member).partial and _combines(member):
-            parts.append(_of_replicas(member))
+            parts.append(_list_replica_arrivals(member))
         if introspection.mean_center(member) is None:
             break  # its center replaces those of all members before it
-    return [_changed(strategy, part) for part in parts]
+    return [_change_part(strategy, part) for part in parts]
 
 
-def _at(steps: Steps, part: Part) -> Part:
+def _limit_steps(steps: Steps, part: Part) -> Part:
     """The arrivals at these steps alone."""
     return tuple(x._replace(steps=x.steps & steps) for x in part)
 
@@ -65,12 +66,14 @@ def _combines(strategy: Strategy) -> bool:
     return introspection.reduces(strategy) or introspection.ever_syncs(strategy)
 
 
-def _of_replicas(strategy: Strategy) -> Part:
+def _list_replica_arrivals(strategy: Strategy) -> Part:
     """The arrivals of a mean of replicas: each local step, unless it is replaced."""
-    return _changed(strategy, (Arrival(ALWAYS), *_replaced(strategy)), of_member=False)
+    return _change_part(
+        strategy, (Arrival(ALWAYS), *_list_replacements(strategy)), of_member=False
+    )
 
 
-def _replaced(strategy: Strategy) -> Part:
+def _list_replacements(strategy: Strategy) -> Part:
     """The arrivals that replace local steps of the replicas, or their gradients."""
     combination = introspection.combination(strategy)
     delay = combination.delay
@@ -90,11 +93,13 @@ def _replaced(strategy: Strategy) -> Part:
         return ()
     part = ()
     for member in combination.members:
-        part += _replaced(member)
-    return part if combination.gate is None else _at(combination.gate.steps, part)
+        part += _list_replacements(member)
+    return (
+        part if combination.gate is None else _limit_steps(combination.gate.steps, part)
+    )
 
 
-def _changed(strategy: Strategy, part: Part, of_member: bool = True) -> Part:
+def _change_part(strategy: Strategy, part: Part, of_member: bool = True) -> Part:
     """The arrivals at a combinator, given those of its member or of its replicas."""
     combination = introspection.combination(strategy)
     clock = combination.clock
@@ -105,7 +110,7 @@ def _changed(strategy: Strategy, part: Part, of_member: bool = True) -> Part:
         return part
     gate = combination.gate
     if gate is not None:
-        part = _at(gate.steps, part)
+        part = _limit_steps(gate.steps, part)
     if gate is not None and gate.is_phase:  # outside, the center is the replica
         part += (Arrival(~gate.steps),)
     delay = combination.delay
@@ -137,11 +142,10 @@ def included(
     tables: dict[Steps, np.ndarray] = {}
     for part in parts:
         for arrival in part:
-            for steps_of_arrival in (arrival.steps, arrival.ends):
-                if steps_of_arrival not in tables:
-                    belongs = table(steps_of_arrival, steps, workers, axis)
-                    tables[steps_of_arrival] = belongs
-    return np.max([_of_part(part, steps, tables) for part in parts], axis=0)
+            for arrival_steps in (arrival.steps, arrival.ends):
+                if arrival_steps not in tables:
+                    tables[arrival_steps] = table(arrival_steps, steps, workers, axis)
+    return np.max([_find_part_steps(part, steps, tables) for part in parts], axis=0)
 
 
 def table(
@@ -162,48 +166,51 @@ def table(
         NameError: the set depends on the number of workers, which was not given.
     """
 
-    def ask(numbers):
-        return jax.vmap(lambda step: jnp.asarray(steps(step), bool))(numbers)
+    def check_steps(step_numbers: Any) -> jax.Array:
+        return jax.vmap(lambda step: jnp.asarray(steps(step), bool))(step_numbers)
 
-    numbers = np.arange(count, dtype=np.int32)
+    step_numbers = np.arange(count, dtype=np.int32)
     if workers is None:
-        return np.asarray(jax.jit(ask)(numbers))
+        return np.asarray(jax.jit(check_steps)(step_numbers))
 
     # Some sets depend on the number of workers, which the axes tell.
-    def ask_worker(_, numbers):
-        return ask(numbers)
+    def check_worker_steps(_: Any, step_numbers: Any) -> jax.Array:
+        return check_steps(step_numbers)
 
     axes = mapped_names(axis)
+    check_all: Callable[..., jax.Array] = check_worker_steps
     for name in reversed(axes):
-        ask_worker = jax.vmap(ask_worker, (0, None), axis_name=name)
+        check_all = jax.vmap(check_all, (0, None), axis_name=name)
     shape = workers, *[1] * (len(axes) - 1)
     with ANALYZED.set_to(True):
-        belongs = np.asarray(jax.jit(ask_worker)(np.zeros(shape), numbers))
-    return belongs[(0,) * len(axes)]  # all workers have the same
+        is_member = np.asarray(jax.jit(check_all)(np.zeros(shape), step_numbers))
+    return is_member[(0,) * len(axes)]  # all workers have the same
 
 
-def _of_part(part: Part, steps: int, tables: dict[Steps, np.ndarray]) -> np.ndarray:
+def _find_part_steps(
+    part: Part, steps: int, tables: dict[Steps, np.ndarray]
+) -> np.ndarray:
     """As `included`, for one part of the model."""
     values = np.zeros(steps, int)
     changes = np.zeros(steps, bool)
     for arrival in part:  # of one step, the last arrival decides
         rows = np.flatnonzero(tables[arrival.steps])
-        values[rows] = _sent(arrival, rows, tables)
+        values[rows] = _find_included_steps(arrival, rows, tables)
         changes[rows] = True
     # Between two arrivals the center stays.
     latest = np.maximum.accumulate(np.where(changes, np.arange(steps), -1))
     return np.concatenate([[0], np.where(latest >= 0, values[latest], 0)])
 
 
-def _sent(
+def _find_included_steps(
     arrival: Arrival, rows: np.ndarray, tables: dict[Steps, np.ndarray]
 ) -> np.ndarray:
     """The last local step that each arrival brings."""
-    sent = np.zeros(len(rows), int)
-    last = len(rows) - arrival.rounds
-    sent[arrival.rounds :] = rows[: max(last, 0)] - arrival.delay + 1
+    included_steps = np.zeros(len(rows), int)
+    num_arrived = len(rows) - arrival.rounds
+    included_steps[arrival.rounds :] = rows[: max(num_arrived, 0)] - arrival.delay + 1
     if arrival.quota is not None:
-        ended = np.concatenate([[0], np.flatnonzero(tables[arrival.ends]) + 1])
-        start = ended[np.searchsorted(ended, sent, "left") - 1]
-        sent = np.minimum(sent, start + arrival.quota)
-    return np.maximum(sent, 0)
+        round_starts = np.concatenate([[0], np.flatnonzero(tables[arrival.ends]) + 1])
+        start = round_starts[np.searchsorted(round_starts, included_steps, "left") - 1]
+        included_steps = np.minimum(included_steps, start + arrival.quota)
+    return np.maximum(included_steps, 0)

@@ -82,47 +82,52 @@ def decided(strategy: Strategy, vote: Vote) -> Strategy:
     return _decided(strategy, vote, Strategy())
 
 
-def _decided(strategy: Strategy, vote: Vote, then: Strategy) -> Strategy:
-    """`decided`, with a strategy `then` that is applied after it at the same steps."""
-    axis = introspection.axis_of(strategy)
+def _decided(strategy: Strategy, vote: Vote, follower: Strategy) -> Strategy:
+    """`decided`, with a `follower` that is applied after it at the same steps."""
+    axis = introspection.find_axis(strategy)
 
-    def init(params):
-        none = Decision(jnp.int32(-1))
-        return DecidedState(strategy.init(params), then.init(params), none)
+    def init(params: PyTree) -> DecidedState:
+        no_decision = Decision(jnp.int32(-1))
+        return DecidedState(strategy.init(params), follower.init(params), no_decision)
 
-    def act(replica, state, step):
-        replica, own = apply_sync(strategy, replica, state.strategy, step)
-        replica, behind = apply_sync(then, replica, state.then, step)
-        return replica, DecidedState(own, behind, state.decision)
+    def act(
+        replica: Replica, state: DecidedState, step: Any
+    ) -> tuple[Replica, DecidedState]:
+        replica, strategy_state = apply_sync(strategy, replica, state.strategy, step)
+        replica, follower_state = apply_sync(follower, replica, state.then, step)
+        return replica, DecidedState(strategy_state, follower_state, state.decision)
 
-    def sync(replica, state, step):
-        asks = jnp.asarray(vote(replica, state.strategy, step), jnp.float32)
+    def sync(
+        replica: Replica, state: DecidedState, step: Any
+    ) -> tuple[Replica, DecidedState]:
+        own_vote = jnp.asarray(vote(replica, state.strategy, step), jnp.float32)
         # A branch on a value that differs between workers would let some wait forever,
         # and under vmap compute both arms. Sums of ones are exact in any order, so all
         # devices decide alike, and vmap sees that the result is not mapped.
         # Any worker can ask, as in Kamp's protocol. For a criterion over all workers,
         # such as a mean distance, `vote` all-reduces its own number: 4 bytes more.
-        asked, last = collectives.mean(asks, axis) > 0, state.decision.at
-        now = _as_counted(asked, last == step)
+        is_asked = collectives.mean(own_vote, axis) > 0
+        last_step = state.decision.at
+        must_act = _replace_if_counted(is_asked, last_step == step)
         replica, state = lax.cond(
-            now, lambda: act(replica, state, step), lambda: (replica, state)
+            must_act, lambda: act(replica, state, step), lambda: (replica, state)
         )
-        decision = Decision(jnp.where(now, step, last).astype(last.dtype))
-        return replica, state._replace(decision=decision)
+        new_step = jnp.where(must_act, step, last_step).astype(last_step.dtype)
+        return replica, state._replace(decision=Decision(new_step))
 
-    # A whole without members, as the vote reads the state of the strategy inside.
-    described = introspection.Combination(
+    # Without members, as the vote reads the state of the strategy inside.
+    combination = introspection.Combination(
         sync,
         landing=introspection.landing_steps(strategy),
-        follow=lambda extra: _decided(strategy, vote, chain(then, extra)),
+        follow=lambda extra: _decided(strategy, vote, chain(follower, extra)),
     )
     return strategy._replace(
         init=init,
         reduce=introspection.inner_reduce(strategy),
-        sync=described,
+        sync=combination,
         center=introspection.inner_center(strategy),
         acts=None,
-        sees_loss=strategy.sees_loss or then.sees_loss,
+        sees_loss=strategy.sees_loss or follower.sees_loss,
     )
 
 
@@ -131,27 +136,31 @@ BY_DATA = Primitive("decided_by_data")
 BY_DATA.def_abstract_eval(lambda vote, recorded: vote)
 
 
-def _as_counted(vote: jax.Array, recorded: jax.Array) -> jax.Array:
+def _replace_if_counted(vote: jax.Array, recorded: jax.Array) -> jax.Array:
     """Returns the vote; the ledger, which cannot know it, takes the recorded one."""
     # Programs that run hold no mark: it has no rule for several lanes or for compilers.
     return BY_DATA.bind(vote, recorded) if COUNTED.get() else vote
 
 
-def found(state: PyTree) -> dict[int, Decision]:
+def find_decisions(state: PyTree) -> dict[int, Decision]:
     """Returns the decisions in a strategy's state, by the numbers of their leaves."""
-    leaves = jax.tree.leaves(state, is_leaf=_is_one)  # a decision has a single leaf
-    return {i: x for i, x in enumerate(leaves) if _is_one(x)}
+    leaves = jax.tree.leaves(
+        state, is_leaf=_is_decision
+    )  # a decision has a single leaf
+    return {i: x for i, x in enumerate(leaves) if _is_decision(x)}
 
 
-def put(state: PyTree, decisions: Iterable[Decision]) -> PyTree:
+def put_decisions(state: PyTree, decisions: Iterable[Decision]) -> PyTree:
     """Replaces the decisions in a state, in the order of its leaves."""
-    rest = iter(decisions)
-    return jax.tree.map(
-        lambda x: next(rest) if _is_one(x) else x, state, is_leaf=_is_one
-    )
+    new_decisions = iter(decisions)
+
+    def replace_decision(x: Any) -> Any:
+        return next(new_decisions) if _is_decision(x) else x
+
+    return jax.tree.map(replace_decision, state, is_leaf=_is_decision)
 
 
-def noted(state: PyTree, step: Any) -> dict[str, jax.Array]:
+def report_decisions(state: PyTree, step: Any) -> dict[str, jax.Array]:
     """Returns the decisions of a step, as metrics.
 
     Args:
@@ -164,10 +173,12 @@ def noted(state: PyTree, step: Any) -> dict[str, jax.Array]:
     """
     # A flag in the state would be wrong: `when` keeps the state at steps that it skips,
     # so the flag would belong to an earlier step.
-    acts = [jnp.ravel(decision.at)[0] == step for decision in found(state).values()]
+    acts = [
+        jnp.ravel(decision.at)[0] == step for decision in find_decisions(state).values()
+    ]
     return {METRIC: jnp.stack(acts)} if acts else {}
 
 
-def _is_one(x: Any) -> bool:
+def _is_decision(x: Any) -> bool:
     """Whether a node of a state is a decision."""
     return isinstance(x, Decision)

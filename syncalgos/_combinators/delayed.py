@@ -15,6 +15,7 @@ from syncalgos._dtypes import narrow, select, widen
 from syncalgos.collectives import PyTree
 from syncalgos.steps import NEVER, Steps
 from syncalgos.strategy import (
+    Replica,
     Strategy,
     apply_sync,
     changes_params,
@@ -23,7 +24,7 @@ from syncalgos.strategy import (
     keep_replica,
 )
 
-LOOKED_UP = 2**14
+CHECKED_STEPS = 2**14
 """Local steps in which to look for results that arrive after the next was sent."""
 
 
@@ -115,34 +116,35 @@ def delayed(
         keeps_local_steps = checks.is_traced(alpha) or alpha != 0
         if not keeps_local_steps:
             return strategy
-        return introspection.innermost(functools.partial(_mixed, alpha), strategy)
-    gates, member = introspection.under_gates(strategy)
-    described = introspection.combination(member)
-    if described.delay is not None:
+        mix_leaf = functools.partial(_mix_local_params, alpha)
+        return introspection.change_leaf_strategies(mix_leaf, strategy)
+    gates, member = introspection.unwrap_gates(strategy)
+    structure = introspection.combination(member)
+    if structure.delay is not None:
         raise rules.make_error("delayed", "delayed")
-    if described.mixes or not described.members:
-        return _delayed(strategy, gates, member, delay, alpha, arrival)
+    if structure.mixes or not structure.members:
+        return _delay_sender(strategy, member, delay, alpha, arrival)
 
-    def delay_member(member):
+    def delay_member(member: Strategy) -> Strategy:
         for active in reversed(gates):
             member = when(member, active)
         return delayed(member, delay, alpha=alpha, arrival=arrival)
 
-    return introspection.rebuilt(member, delay_member)
+    return introspection.rebuild_members(member, delay_member)
 
 
-def _mixed(alpha: float, strategy: Strategy) -> Strategy:
+def _mix_local_params(alpha: float, strategy: Strategy) -> Strategy:
     """A strategy without a delay that keeps a share α of the local params."""
     if not introspection.ever_syncs(strategy):
         return strategy
 
-    def sync(replica, state, step):
-        new, own = apply_sync(strategy, replica, state, step)
-        changed = changes_params(strategy, replica, state, step)
-        params = _mix(alpha, changed, new.params, replica.params)
-        return new._replace(params=params), own
+    def sync(replica: Replica, state: PyTree, step: Any) -> tuple[Replica, PyTree]:
+        new_replica, new_state = apply_sync(strategy, replica, state, step)
+        change_flags = changes_params(strategy, replica, state, step)
+        params = _mix_params(alpha, change_flags, new_replica.params, replica.params)
+        return new_replica._replace(params=params), new_state
 
-    # A combinator around the whole, inside which its workers are weighted: the share
+    # A combinator around the strategy, inside which its workers are weighted: the share
     # of local params that a worker keeps must not be multiplied by its weight.
     mixed = introspection.Combination(
         sync,
@@ -153,100 +155,122 @@ def _mixed(alpha: float, strategy: Strategy) -> Strategy:
     return strategy._replace(sync=mixed)
 
 
-def _mix(alpha: float, changed: list[bool], arrived: PyTree, local: PyTree) -> PyTree:
+def _mix_params(
+    alpha: float, change_flags: list[bool], arrived: PyTree, local: PyTree
+) -> PyTree:
     """(1 - α) · arrived + α · local, on the leaves that a sync changes."""
-    leaves, form = jax.tree.flatten(local)
-    triples = zip(changed, jax.tree.leaves(arrived), leaves, strict=True)
 
-    def mix(new, old):
+    def mix(arrived_leaf: jax.Array, local_leaf: jax.Array) -> jax.Array:
         # 0 times NaN would be NaN.
         if not checks.is_traced(alpha) and alpha in (0, 1):
-            return (old if alpha else new).astype(old.dtype)
-        new, kept = widen(new), widen(old)
+            return (local_leaf if alpha else arrived_leaf).astype(local_leaf.dtype)
+        x = widen(arrived_leaf)
+        y = widen(local_leaf)
         if checks.is_traced(alpha):
-            kept = jnp.where((alpha == 0) & ~jnp.isfinite(kept), new, kept)
-            new = jnp.where((alpha == 1) & ~jnp.isfinite(new), kept, new)
-        return ((1 - alpha) * new + alpha * kept).astype(old.dtype)
+            y = jnp.where((alpha == 0) & ~jnp.isfinite(y), x, y)
+            x = jnp.where((alpha == 1) & ~jnp.isfinite(x), y, x)
+        return ((1 - alpha) * x + alpha * y).astype(local_leaf.dtype)
 
-    return form.unflatten([mix(new, old) if by else old for by, new, old in triples])
+    local_leaves, structure = jax.tree.flatten(local)
+    triples = zip(change_flags, jax.tree.leaves(arrived), local_leaves, strict=True)
+    mixed_leaves = []
+    for is_changed, arrived_leaf, local_leaf in triples:
+        mixed_leaves.append(mix(arrived_leaf, local_leaf) if is_changed else local_leaf)
+    return structure.unflatten(mixed_leaves)
 
 
-def _check_apart(is_sent: Steps, delay: int) -> None:
+def _check_gaps(sending_steps: Steps, delay: int) -> None:
     """Refuses results that would arrive after the next was sent."""
-    if delay < is_sent.min_gap:
+    if delay < sending_steps.min_gap:
         return
-    if is_sent.period is not None:  # the gap between any two syncs
+    if sending_steps.period is not None:  # the gap between any two syncs
         raise rules.make_error("delayed", "frequent", delay=delay)
     # The steps are looked up, as a schedule or a condition does not tell how far apart
     # they are. If each result replaced all local steps, training would stand still.
     with jax.ensure_compile_time_eval():
-        steps = jnp.arange(LOOKED_UP, dtype=jnp.int32)
-        sends = jax.vmap(lambda step: jnp.asarray(is_sent(step)))(steps)
-    if checks.is_traced(sends):  # depends on a number that only the program knows
+        steps = jnp.arange(CHECKED_STEPS, dtype=jnp.int32)
+        is_sending = jax.vmap(lambda step: jnp.asarray(sending_steps(step)))(steps)
+    if checks.is_traced(is_sending):  # depends on a number that only the program knows
         return
-    gaps = np.diff(np.flatnonzero(np.asarray(sends)))
+    gaps = np.diff(np.flatnonzero(np.asarray(is_sending)))
     if gaps.size and delay >= gaps.min():
         raise rules.make_error("delayed", "frequent", delay=delay)
 
 
-def _delayed(strategy, gates, sender, delay, alpha, arrival) -> Strategy:
-    """`delayed`, for a whole with nothing but `when` around it.
+def _delay_sender(
+    strategy: Strategy,
+    sender: Strategy,
+    delay: int,
+    alpha: float,
+    arrival: Arrival,
+) -> Strategy:
+    """`delayed`, for a strategy that combinators must not take apart.
 
     Args:
         strategy: the strategy to delay, with any `when` around it.
-        gates: the conditions of each `when`.
-        sender: the whole inside them.
+        sender: the strategy inside all of these.
         delay, alpha, arrival: as in `delayed`.
     """
-    centered = introspection.has_center(strategy)
+    has_center = introspection.has_center(strategy)
     reduces = introspection.reduces(strategy)
     syncs = introspection.ever_syncs(sender)
-    is_sent = introspection.landing_steps(strategy)
-    arrives, apart = is_sent.shift(delay), is_sent.min_gap
-    slots = -(-delay // apart)
-    # Two irregular sends that are more than `apart` steps apart may skip a number
+    sending_steps = introspection.landing_steps(strategy)
+    arrival_steps = sending_steps.shift(delay)
+    min_gap = sending_steps.min_gap
+    slots = -(-delay // min_gap)
+    # Two irregular sends that are more than `min_gap` steps apart may skip a number
     # step // apart, and with it a slot.
-    if slots > 1 and apart > 1 and not is_sent.period:
+    if slots > 1 and min_gap > 1 and not sending_steps.period:
         slots += 1
 
-    def under_way(new, old, state):
-        center = strategy.center(new, state) if centered else ()
+    def make_result(
+        params: PyTree, sent_params: PyTree, state: PyTree
+    ) -> tuple[PyTree, PyTree]:
+        center = strategy.center(params, state) if has_center else ()
         if arrival == "add":
-            new = jax.tree.map(jnp.subtract, widen(new), widen(old))
-        return new, center
+            params = jax.tree.map(jnp.subtract, widen(params), widen(sent_params))
+        return params, center
 
-    def init(params):
+    def init(params: PyTree) -> DelayedState:
         if syncs and arrival == "replace":
-            _check_apart(is_sent, delay)
+            _check_gaps(sending_steps, delay)
         state = strategy.init(params)
-        sent = under_way(params, params, state)
+        result = make_result(params, params, state)
+        _, center = result
         return DelayedState(
-            state,
-            sent[1],
-            _rows(params, delay) if reduces else (),
-            _rows(sent, slots) if syncs else (),
-            jnp.full(slots, -1, jnp.int32) if syncs else (),
+            strategy=state,
+            center=center,
+            grads=_make_zero_rows(params, delay) if reduces else (),
+            syncs=_make_zero_rows(result, slots) if syncs else (),
+            sent_at=jnp.full(slots, -1, jnp.int32) if syncs else (),
         )
 
-    def reduce(grads, replica, state, step):
-        new, own = strategy.reduce(grads, replica, state.strategy, step)
+    def reduce(
+        grads: PyTree, replica: Replica, state: DelayedState, step: Any
+    ) -> tuple[PyTree, DelayedState]:
+        new_grads, new_state = strategy.reduce(grads, replica, state.strategy, step)
         if not reduces:
-            return new, state._replace(strategy=own)
+            return new_grads, state._replace(strategy=new_state)
         slot = step % delay
-        arrived = jax.tree.map(lambda row: row[slot], state.grads)
-        return arrived, state._replace(strategy=own, grads=_put(state.grads, slot, new))
+        arrived_grads = jax.tree.map(lambda row: row[slot], state.grads)
+        rows = _put_row(state.grads, slot, new_grads)  # (delay, …)
+        return arrived_grads, state._replace(strategy=new_state, grads=rows)
 
-    def receive(replica, state, step):
-        slot = (step - delay) // apart % len(state.sent_at)
+    def receive(
+        replica: Replica, state: DelayedState, step: Any
+    ) -> tuple[Replica, DelayedState]:
+        slot = (step - delay) // min_gap % len(state.sent_at)
         result, center = jax.tree.map(lambda row: row[slot], state.syncs)
         local = replica.params
         if arrival == "add":
-            moved = jax.tree.map(lambda x, d: x + (1 - alpha) * d, widen(local), result)
-            params = narrow(moved, local)
+            params = jax.tree.map(
+                lambda x, d: x + (1 - alpha) * d, widen(local), result
+            )
+            params = narrow(params, local)
         else:
             # Leaves that the strategy does not change keep their local steps.
-            changed = changes_params(sender, replica, state.strategy, step)
-            params = _mix(alpha, changed, result, local)
+            change_flags = changes_params(sender, replica, state.strategy, step)
+            params = _mix_params(alpha, change_flags, result, local)
         # Nothing was sent if the phase around this strategy began later, or if nobody
         # took part.
         was_sent = state.sent_at[slot] == step - delay
@@ -255,23 +279,29 @@ def _delayed(strategy, gates, sender, delay, alpha, arrival) -> Strategy:
         center = select(was_sent, center, state.center)
         return replica._replace(params=params), state._replace(center=center)
 
-    def send(replica, state, step):
-        new, own = apply_sync(sender, replica, state.strategy, step)
-        sent = under_way(new.params, replica.params, own)
-        slot = step // apart % len(state.sent_at)
-        sent_at = jnp.where(participation.anyone(sender, step), step, -1)
-        return new._replace(params=replica.params), state._replace(
-            strategy=own,
-            syncs=_put(state.syncs, slot, sent),
-            sent_at=_put(state.sent_at, slot, jnp.int32(sent_at)),
+    def send(
+        replica: Replica, state: DelayedState, step: Any
+    ) -> tuple[Replica, DelayedState]:
+        new_replica, sender_state = apply_sync(sender, replica, state.strategy, step)
+        result = make_result(new_replica.params, replica.params, sender_state)
+        slot = step // min_gap % len(state.sent_at)
+        is_sent = participation.any_worker_participates(sender, step)
+        sent_step = jnp.where(is_sent, step, -1)
+        new_state = state._replace(
+            strategy=sender_state,
+            syncs=_put_row(state.syncs, slot, result),
+            sent_at=_put_row(state.sent_at, slot, jnp.int32(sent_step)),
         )
+        return new_replica._replace(params=replica.params), new_state
 
-    def sync(replica, state, step):
+    def sync(
+        replica: Replica, state: DelayedState, step: Any
+    ) -> tuple[Replica, DelayedState]:
         # In this order, so that a sync sees the params after the arrival.
-        arrived = when(Strategy(sync=receive), arrives).sync(replica, state, step)
-        return when(Strategy(sync=send), is_sent).sync(*arrived, step)
+        arrived = when(Strategy(sync=receive), arrival_steps).sync(replica, state, step)
+        return when(Strategy(sync=send), sending_steps).sync(*arrived, step)
 
-    acts = introspection.acting_steps(strategy) | arrives
+    acts = introspection.acting_steps(strategy) | arrival_steps
     keeps_local_steps = checks.is_traced(alpha) or alpha != 0
     replaces = arrival == "replace" and not keeps_local_steps
     return strategy._replace(
@@ -282,20 +312,20 @@ def _delayed(strategy, gates, sender, delay, alpha, arrival) -> Strategy:
             (strategy,),
             lambda member: delayed(member, delay, alpha=alpha, arrival=arrival),
             delay=introspection.Delay(delay, replaces=replaces),
-            landing=arrives if syncs else None,
+            landing=arrival_steps if syncs else None,
         ),
-        center=(lambda params, state: state.center) if centered else strategy.center,
+        center=(lambda params, state: state.center) if has_center else strategy.center,
         acts=acts if syncs else NEVER,
         late=strategy.late + delay,
     )
 
 
-def _rows(tree: PyTree, count: int) -> PyTree:
+def _make_zero_rows(tree: PyTree, count: int) -> PyTree:
     """Zeros for `count` trees: (count, *S) for each leaf of shape S."""
     return jax.tree.map(lambda x: jnp.zeros((count, *jnp.shape(x)), x.dtype), tree)
 
 
-def _put(rows: PyTree, slot: Any, tree: PyTree) -> PyTree:
+def _put_row(rows: PyTree, slot: Any, tree: PyTree) -> PyTree:
     """Replaces one row of each leaf."""
     return jax.tree.map(
         lambda row, x: lax.dynamic_update_index_in_dim(row, x, slot, 0), rows, tree

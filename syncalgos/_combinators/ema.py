@@ -1,6 +1,6 @@
 """A center that is an average over time."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -8,7 +8,7 @@ from syncalgos import checks, collectives
 from syncalgos._combinators import introspection, participation
 from syncalgos._dtypes import narrow, widen
 from syncalgos.collectives._shares import times_share
-from syncalgos.strategy import PyTree, Strategy, check_strategy, factory
+from syncalgos.strategy import PyTree, Replica, Strategy, check_strategy, factory
 
 
 class EmaState(NamedTuple):
@@ -67,9 +67,9 @@ def ema(strategy: Strategy, decay: float) -> Strategy:
     """
     check_strategy("ema", strategy)
     decay = checks.real("ema: decay", decay, least=0, below=1)
-    axis = introspection.axis_of(strategy)
+    axis = introspection.find_axis(strategy)
 
-    def init(params):
+    def init(params: PyTree) -> EmaState:
         return EmaState(strategy.init(params), widen(params))
 
     # Averaging is linear: the mean of the workers' averages is the average of their
@@ -77,21 +77,24 @@ def ema(strategy: Strategy, decay: float) -> Strategy:
     # a mean that must be sent at every step (noloco, eager_diloco). The cost is that
     # sync acts at every step, so the lanes of a CPU no longer run one after the other.
     # So it is with weights, if each θ is multiplied by its worker's share.
-    rounds = introspection.rounds(strategy)
+    weightings = introspection.find_weightings(strategy)
 
-    def sync(replica, state, step):
-        replica, inner = strategy.sync(replica, state.strategy, step)
-        share = None
-        if rounds:
-            size, me = collectives.size(axis), collectives.index(axis)
-            share = participation.share_in(rounds, step, size, me)
-        params = times_share(widen(replica.params), share)
+    def sync(replica: Replica, state: EmaState, step: Any) -> tuple[Replica, EmaState]:
+        replica, inner_state = strategy.sync(replica, state.strategy, step)
+        relative_weight = None
+        if weightings:
+            workers = collectives.size(axis)
+            worker_index = collectives.index(axis)
+            relative_weight = participation.compute_relative_weight(
+                weightings, step, workers, worker_index
+            )
+        params = times_share(widen(replica.params), relative_weight)
         average = jax.tree.map(
             lambda c, x: c + (1 - decay) * (x - c), state.average, params
         )
-        return replica, EmaState(inner, average)
+        return replica, EmaState(inner_state, average)
 
-    def center(params, state):
+    def center(params: PyTree, state: EmaState) -> PyTree:
         return narrow(collectives.mean(state.average, axis), params)
 
     return strategy._replace(

@@ -47,19 +47,19 @@ class Arrival(NamedTuple):
     ends: Steps = NEVER
 
 
-class Rounds(NamedTuple):
+class Weighting(NamedTuple):
     """The weights of workers, round by round; see `participating`.
 
     Attributes:
         schedule: (step, workers) -> weights, (workers,), at the end of a round.
-        lands: the steps that end a round; None: each step is a round.
+        round_ends: the steps that end a round; None: each step is a round.
         during: the steps at which the weights count.
         of_params: whether params are combined, and not opt_state or buffers alone.
         stale: whether a worker that skips keeps its model.
     """
 
     schedule: Callable[[Any, int], Any]
-    lands: Steps | None
+    round_ends: Steps | None
     during: Steps = ALWAYS
     of_params: bool = True
     stale: bool = False
@@ -153,7 +153,7 @@ class Combination:
     clock: Clock | None = None
     landing: Steps | None = None
     is_steady: bool = False
-    weights: tuple[Rounds, ...] = ()
+    weights: tuple[Weighting, ...] = ()
     follow: Callable[[Strategy], Strategy] | None = None
     turns: Callable[[Callable[[Any], Any]], Strategy] | None = None
     is_silent: bool = False
@@ -182,39 +182,40 @@ def combination(strategy: Strategy) -> Combination:
     return sync if isinstance(sync, Combination) else Combination(sync)
 
 
-def parts(strategy: Strategy) -> Iterator[Strategy]:
+def walk_strategies(strategy: Strategy) -> Iterator[Strategy]:
     """Yields a strategy, and all strategies inside it."""
     yield strategy
     for member in combination(strategy).members:
-        yield from parts(member)
+        yield from walk_strategies(member)
 
 
-def wholes(strategy: Strategy) -> list[Strategy]:
+def leaf_strategies(strategy: Strategy) -> list[Strategy]:
     """The wholes in a strategy, which combinators must not take apart."""
-    return [x for x in parts(strategy) if not combination(x).members]
+    members = walk_strategies(strategy)
+    return [member for member in members if not combination(member).members]
 
 
 def combinations(strategy: Strategy) -> list[Combination]:
     """The structures of a strategy and of all strategies inside it."""
-    return [combination(part) for part in parts(strategy)]
+    return [combination(part) for part in walk_strategies(strategy)]
 
 
-def rebuilt(strategy: Strategy, change: Change) -> Strategy:
+def rebuild_members(strategy: Strategy, change: Change) -> Strategy:
     """Changes the members of a strategy, or the strategy itself if it is a whole."""
-    made = combination(strategy)
-    if made.rebuild is None:
+    structure = combination(strategy)
+    if structure.rebuild is None:
         return change(strategy)
-    return made.rebuild(*map(change, made.members))
+    return structure.rebuild(*map(change, structure.members))
 
 
-def innermost(change: Change, strategy: Strategy) -> Strategy:
+def change_leaf_strategies(change: Change, strategy: Strategy) -> Strategy:
     """Changes the wholes inside a strategy, below all its combinators."""
     if combination(strategy).members:
-        change = functools.partial(innermost, change)
-    return rebuilt(strategy, change)
+        change = functools.partial(change_leaf_strategies, change)
+    return rebuild_members(strategy, change)
 
 
-def under_gates(strategy: Strategy) -> tuple[list[Steps], Strategy]:
+def unwrap_gates(strategy: Strategy) -> tuple[list[Steps], Strategy]:
     """The conditions of `when` around a strategy, outermost first, and the strategy."""
     gates: list[Steps] = []
     gate = combination(strategy).gate
@@ -256,10 +257,10 @@ def ever_acts(strategy: Strategy) -> bool:
 
 def rounds_late(strategy: Strategy) -> int:
     """The number of rounds by which results are late; see `reducers.late`."""
-    rounds_of_arrivals: list[int] = []
-    for leaf in wholes(strategy):
-        rounds_of_arrivals += [arrival.rounds for arrival in combination(leaf).arrives]
-    return min(rounds_of_arrivals, default=0)
+    round_counts: list[int] = []
+    for leaf in leaf_strategies(strategy):
+        round_counts += [arrival.rounds for arrival in combination(leaf).arrives]
+    return min(round_counts, default=0)
 
 
 def rests(strategy: Strategy) -> bool:
@@ -275,17 +276,17 @@ def landing_steps(strategy: Strategy, voted: bool = True) -> Steps:
     strategies the steps at which they act. If the workers' data decide, these are the
     steps at which they may decide to, or without `voted` none.
     """
-    described = combination(strategy)
-    if described.follow is not None and not voted:
+    structure = combination(strategy)
+    if structure.follow is not None and not voted:
         return NEVER
-    if described.landing is not None:
-        return described.landing
-    if not described.members:
+    if structure.landing is not None:
+        return structure.landing
+    if not structure.members:
         return acting_steps(strategy)
     landing = NEVER
-    for member in described.members:
+    for member in structure.members:
         landing |= landing_steps(member, voted)
-    return landing if described.gate is None else described.gate.steps & landing
+    return landing if structure.gate is None else structure.gate.steps & landing
 
 
 def lands(strategy: Strategy, step: Any, voted: bool = True) -> Any:
@@ -295,55 +296,61 @@ def lands(strategy: Strategy, step: Any, voted: bool = True) -> Any:
 
 def ever_syncs(strategy: Strategy) -> bool:
     """Whether the strategy ever changes replicas, and not only gradients."""
-    return any(x.call is not keep_replica for x in map(combination, wholes(strategy)))
+    leaves = leaf_strategies(strategy)
+    return any(combination(leaf).call is not keep_replica for leaf in leaves)
 
 
 def sends(strategy: Strategy) -> bool:
     """Whether the strategy may send anything."""
     return has_reduce(strategy) or any(
         combination(x).call is not keep_replica and not combination(x).is_silent
-        for x in wholes(strategy)
+        for x in leaf_strategies(strategy)
     )
 
 
-def rounds_of_members(strategy: Strategy) -> list[Rounds]:
+def list_weightings(strategy: Strategy) -> list[Weighting]:
     """The weights of workers in each weighted member of a strategy."""
-    described = combination(strategy)
-    inner: list[Rounds] = []
-    for member in described.members:
-        inner += rounds_of_members(member)
-    gate = described.gate
+    structure = combination(strategy)
+    weightings: list[Weighting] = []
+    for member in structure.members:
+        weightings += list_weightings(member)
+    gate = structure.gate
     if gate is not None:  # the members do not know it
-        inner = [x._replace(lands=x.lands and gate.steps & x.lands) for x in inner]
+        for index, weighting in enumerate(weightings):
+            if weighting.round_ends:
+                round_ends = gate.steps & weighting.round_ends
+                weightings[index] = weighting._replace(round_ends=round_ends)
     if gate is not None and gate.is_phase:
-        inner = [x._replace(during=gate.steps & x.during) for x in inner]
-    return [*described.weights, *inner]
+        weightings = [x._replace(during=gate.steps & x.during) for x in weightings]
+    return [*structure.weights, *weightings]
 
 
-def rounds(strategy: Strategy, of_syncs: bool = False) -> tuple[Rounds, ...]:
+def find_weightings(
+    strategy: Strategy, of_syncs: bool = False
+) -> tuple[Weighting, ...]:
     """The weights of workers in a strategy, once for each schedule and phase.
 
     Args:
         strategy: any strategy.
         of_syncs: leave out those of which each step is a round.
     """
-    rounds_by_weights: dict[Any, Rounds] = {}
-    for member_rounds in rounds_of_members(strategy):
-        key = member_rounds.schedule, member_rounds.during
-        if key in rounds_by_weights:
-            member_rounds = _joined_rounds(rounds_by_weights[key], member_rounds)
-        if member_rounds.lands or not of_syncs:
-            rounds_by_weights[key] = member_rounds
-    return tuple(rounds_by_weights.values())
+    weightings: dict[Any, Weighting] = {}
+    for weighting in list_weightings(strategy):
+        key = weighting.schedule, weighting.during
+        if key in weightings:
+            weighting = _join_weightings(weightings[key], weighting)
+        if weighting.round_ends or not of_syncs:
+            weightings[key] = weighting
+    return tuple(weightings.values())
 
 
-def _joined_rounds(earlier: Rounds, later: Rounds) -> Rounds:
+def _join_weightings(earlier: Weighting, later: Weighting) -> Weighting:
     """The rounds of two members that have the same weights."""
     if earlier.of_params != later.of_params:  # the model's rounds are those of params
         return earlier if earlier.of_params else later
-    if earlier.lands and later.lands:  # a round ends when any member's does
-        return later._replace(lands=earlier.lands | later.lands)
-    return later._replace(lands=None)
+    if earlier.round_ends and later.round_ends:  # a round ends when any member's does
+        return later._replace(round_ends=earlier.round_ends | later.round_ends)
+    return later._replace(round_ends=None)
 
 
 def has_reduce(strategy: Strategy) -> bool:
@@ -376,7 +383,7 @@ def mean_center(strategy: Strategy) -> MeanCenter | None:
     return strategy.center if isinstance(strategy.center, MeanCenter) else None
 
 
-def axis_of(*strategies: Strategy) -> Axis:
+def find_axis(*strategies: Strategy) -> Axis:
     """The axis of strategies: the last one that is not WORKERS, else WORKERS."""
     for strategy in reversed(strategies):
         mean = mean_center(strategy)
@@ -396,7 +403,7 @@ def check_mapped(where: str, strategy: Strategy) -> None:
     Raises:
         ValueError: the strategy's axis is Peers.
     """
-    axis = axis_of(strategy)
+    axis = find_axis(strategy)
     if isinstance(axis, Peers):
         raise ValueError(
             f"{where}: maps the strategy's axis itself, but the workers of this "
@@ -412,13 +419,13 @@ def has_center(strategy: Strategy) -> bool:
 
 
 def center_over(
-    strategy: Strategy, rest: PyTree, params: PyTree, state: PyTree
+    strategy: Strategy, default_center: PyTree, params: PyTree, state: PyTree
 ) -> PyTree:
     """Replaces a center by the strategy's, on the leaves for which it has its own.
 
     Args:
         strategy: the strategy.
-        rest: a center for the other leaves, shaped like params.
+        default_center: a center for the other leaves, shaped like params.
         params: this worker's params.
         state: the strategy's state.
 
@@ -428,14 +435,18 @@ def center_over(
     mean = mean_center(strategy)
     if mean is None:
         return strategy.center(params, state)
-    return rest if mean.over is None else mean.over(rest, params, state)
+    return (
+        default_center
+        if mean.over is None
+        else mean.over(default_center, params, state)
+    )
 
 
 def inner_center(strategy: Strategy) -> Callable[[PyTree, PyTree], PyTree]:
     """The strategy's center, for a state that holds the strategy's as `.strategy`."""
 
-    def over(rest, params, state):
-        return center_over(strategy, rest, params, state.strategy)
+    def over(default_center: PyTree, params: PyTree, state: PyTree) -> PyTree:
+        return center_over(strategy, default_center, params, state.strategy)
 
     mean = mean_center(strategy)
     if mean is None:
@@ -447,11 +458,15 @@ def inner_center(strategy: Strategy) -> Callable[[PyTree, PyTree], PyTree]:
 def inner_reduce(strategy: Strategy) -> Reduce:
     """The strategy's reduce, for a state that holds the strategy's as `.strategy`."""
 
-    def reduce(grads, replica, state, step):
-        grads, inner = apply_reduce(strategy, grads, replica, state.strategy, step)
-        return grads, state._replace(strategy=inner)
+    def reduce(
+        grads: PyTree, replica: Replica, state: Any, step: Any
+    ) -> tuple[PyTree, PyTree]:
+        grads, inner_state = apply_reduce(
+            strategy, grads, replica, state.strategy, step
+        )
+        return grads, state._replace(strategy=inner_state)
 
     # A reduce that was declared a mean stays one, so that lanes may be merged.
-    return (
-        MeanOfGrads(reduce) if takes_mean(strategy) else reduce_like(reduce, strategy)
-    )
+    if takes_mean(strategy):
+        return MeanOfGrads(reduce)
+    return reduce_like(reduce, strategy)

@@ -13,7 +13,13 @@ from syncalgos import checks
 from syncalgos._combinators import introspection
 from syncalgos.collectives import PyTree
 from syncalgos.reducers._stacking import shards
-from syncalgos.strategy import MeanCenter, Strategy, check_strategy, factory
+from syncalgos.strategy import (
+    MeanCenter,
+    Replica,
+    Strategy,
+    check_strategy,
+    factory,
+)
 
 
 @factory
@@ -52,77 +58,99 @@ def masked(strategy: Strategy, mask: PyTree | checks.ByLeaf) -> Strategy:
 
     # Other leaves become MaskedNode, a node without leaves, so that the strategy's
     # state does not hold them either.
-    def part(tree, whole):
-        leaves, form = jax.tree.flatten(tree)
-        pairs = zip(_chosen(mask, whole), leaves, strict=True)
-        return form.unflatten([_rows(x, own) for own, x in pairs])
+    def take_part(tree: PyTree, params: PyTree) -> PyTree:
+        leaves, structure = jax.tree.flatten(tree)
+        pairs = zip(_select(mask, params), leaves, strict=True)
+        return structure.unflatten([_take_rows(x, selection) for selection, x in pairs])
 
-    def merge(tree, whole):
-        own, (leaves, form) = iter(jax.tree.leaves(tree)), jax.tree.flatten(whole)
-        pairs = zip(_chosen(mask, whole), leaves, strict=True)
-        return form.unflatten([_put(x, mine, own) for mine, x in pairs])
+    def merge(part: PyTree, tree: PyTree) -> PyTree:
+        part_leaves = iter(jax.tree.leaves(part))
+        leaves, structure = jax.tree.flatten(tree)
+        pairs = zip(_select(mask, tree), leaves, strict=True)
+        leaves = [_put_rows(x, selection, part_leaves) for selection, x in pairs]
+        return structure.unflatten(leaves)
 
-    def see(replica):
-        return replica._replace(params=part(replica.params, replica.params))
+    def mask_replica(replica: Replica) -> Replica:
+        return replica._replace(params=take_part(replica.params, replica.params))
 
-    def reduce(grads, replica, state, step):
-        mine = part(grads, replica.params)
-        own, state = strategy.reduce(mine, see(replica), state, step)
-        return merge(own, grads), state
+    def init(params: PyTree) -> PyTree:
+        return strategy.init(take_part(params, params))
 
-    def sync(replica, state, step):
-        own, state = strategy.sync(see(replica), state, step)
-        return own._replace(params=merge(own.params, replica.params)), state
+    def reduce(
+        grads: PyTree, replica: Replica, state: PyTree, step: Any
+    ) -> tuple[PyTree, PyTree]:
+        masked_grads = take_part(grads, replica.params)
+        masked_grads, state = strategy.reduce(
+            masked_grads, mask_replica(replica), state, step
+        )
+        return merge(masked_grads, grads), state
 
-    def over(rest, params, state):
-        own = part(params, params)
-        center = introspection.center_over(strategy, part(rest, params), own, state)
-        return merge(center, rest)
+    def sync(replica: Replica, state: PyTree, step: Any) -> tuple[Replica, PyTree]:
+        new_replica, state = strategy.sync(mask_replica(replica), state, step)
+        params = merge(new_replica.params, replica.params)
+        return new_replica._replace(params=params), state
 
+    def over(default_center: PyTree, params: PyTree, state: PyTree) -> PyTree:
+        masked_params = take_part(params, params)
+        masked_default = take_part(default_center, params)
+        center = introspection.center_over(
+            strategy, masked_default, masked_params, state
+        )
+        return merge(center, default_center)
+
+    center = strategy.center
+    if introspection.has_center(strategy):
+        # In a chain such centers are combined leaf by leaf.
+        center = MeanCenter(introspection.find_axis(strategy), over)
     return strategy._replace(
-        init=lambda params: strategy.init(part(params, params)),
+        init=init,
         reduce=introspection.reduce_like(reduce, strategy),
         sync=introspection.Combination(
             sync, (strategy,), partial(masked, mask=mask), partial=True
         ),
-        # In a chain such centers are combined leaf by leaf.
-        center=MeanCenter(introspection.axis_of(strategy), over)
-        if introspection.has_center(strategy)
-        else strategy.center,
+        center=center,
         acts=introspection.acting_steps(strategy),
     )
 
 
-def _chosen(mask: PyTree, params: PyTree) -> list[Any]:
+def _select(mask: PyTree, params: PyTree) -> list[Any]:
     """For each leaf of params whether it is selected, or the slice of its rows."""
-    leaves, cuts = checks.labels("masked: mask", mask, params), shards.cuts(params)
-    for leaf, x, cut in zip(leaves, jax.tree.leaves(params), cuts, strict=True):
-        if isinstance(leaf, slice) and not jnp.ndim(x):
+    selections = checks.labels("masked: mask", mask, params)
+    cuts = shards.cuts(params)
+    for selection, x, cut in zip(
+        selections, jax.tree.leaves(params), cuts, strict=True
+    ):
+        if isinstance(selection, slice) and not jnp.ndim(x):
             raise ValueError(
-                f"masked: mask of a leaf without axes must be a boolean, got {leaf!r}"
+                "masked: mask of a leaf without axes must be a boolean, got "
+                f"{selection!r}"
             )
-        if isinstance(leaf, slice) and cut is not None and cut.names[0]:
+        if isinstance(selection, slice) and cut is not None and cut.names[0]:
             raise ValueError(
                 f"masked: mask selects rows of a leaf of shape {jnp.shape(x)}, but the "
                 f"mesh shards its first axis over {', '.join(cut.names[0])}: select "
                 "whole leaves, or shard another axis"
             )
-        if not isinstance(leaf, bool | np.bool_ | slice):
-            raise ValueError(f"masked: mask must hold booleans or slices, got {leaf!r}")
-    return leaves
+        if not isinstance(selection, bool | np.bool_ | slice):
+            raise ValueError(
+                f"masked: mask must hold booleans or slices, got {selection!r}"
+            )
+    return selections
 
 
-def _rows(x: jax.Array, mine: bool | slice) -> Any:
+def _take_rows(x: jax.Array, selection: bool | slice) -> Any:
     """Takes the selected rows of a leaf."""
     # A slice keeps a leaf in one array. Split into rows, a stack of 12 layers would
     # take 12 times as many collectives.
-    if isinstance(mine, slice):
-        return x[mine]
-    return x if mine else optax.MaskedNode()
+    if isinstance(selection, slice):
+        return x[selection]
+    return x if selection else optax.MaskedNode()
 
 
-def _put(x: jax.Array, mine: bool | slice, rows: Iterator[jax.Array]) -> jax.Array:
+def _put_rows(
+    x: jax.Array, selection: bool | slice, rows: Iterator[jax.Array]
+) -> jax.Array:
     """Replaces the selected rows of a leaf by the next item of `rows`."""
-    if isinstance(mine, slice):
-        return jnp.asarray(x).at[mine].set(next(rows))
-    return next(rows) if mine else x
+    if isinstance(selection, slice):
+        return jnp.asarray(x).at[selection].set(next(rows))
+    return next(rows) if selection else x

@@ -17,7 +17,13 @@ from syncalgos.collectives import Axis, PyTree
 from syncalgos.reducers import _stacking
 from syncalgos.reducers._stacking import Layered
 from syncalgos.steps import as_steps
-from syncalgos.strategy import Strategy, apply_sync, check_strategy, factory
+from syncalgos.strategy import (
+    Replica,
+    Strategy,
+    apply_sync,
+    check_strategy,
+    factory,
+)
 
 # Stands for NaN, which jax_debug_nans refuses; no norm or cosine has this value.
 NONE = -2.0
@@ -140,46 +146,64 @@ def measured(
     """
     check_strategy("measured", strategy)
     layered = _stacking.check_layered("measured: layered", layered)
-    again = partial(measured, by_leaf=by_leaf, layered=layered, ends=ends, only=only)
+    measure = partial(measured, by_leaf=by_leaf, layered=layered, ends=ends, only=only)
     is_moved = rules.KINDS["paced"](strategy) or rules.KINDS["pulled"](strategy)
     if is_moved and introspection.combination(strategy).clock:
-        return introspection.rebuilt(strategy, again)  # moves are what it makes of them
+        # Moves are what it makes of them.
+        return introspection.rebuild_members(strategy, measure)
     rules.check("measured", strategy)
-    axis, acting = introspection.axis_of(strategy), introspection.acting_steps(strategy)
-    weights = introspection.rounds(strategy, of_syncs=True)
+    axis = introspection.find_axis(strategy)
+    acting_steps = introspection.acting_steps(strategy)
+    weightings = introspection.find_weightings(strategy, of_syncs=True)
     # None stands for every step.
-    steps = ends or (None if introspection.reduces(strategy) else acting)
+    end_steps = ends
+    if ends is None and not introspection.reduces(strategy):
+        end_steps = acting_steps
 
-    def init(params):
-        parts = len(parts_of(params, layered)) if by_leaf else 1
-        none = Noted(jnp.int32(-1), jnp.full((len(Figures._fields), parts), NONE, "f"))
-        return MeasuredState(strategy.init(params), params, none)
+    def init(params: PyTree) -> MeasuredState:
+        num_parts = len(parts_of(params, layered)) if by_leaf else 1
+        no_figures = jnp.full((len(Figures._fields), num_parts), NONE, "f")
+        no_note = Noted(jnp.int32(-1), no_figures)
+        return MeasuredState(strategy.init(params), params, no_note)
 
-    def sync(replica, state, step):
+    def sync(
+        replica: Replica, state: MeasuredState, step: Any
+    ) -> tuple[Replica, MeasuredState]:
         # Otherwise XLA might fuse the local step differently, and round differently.
-        before, own = lax.optimization_barrier((replica, state.strategy))
-        replica, own = lax.optimization_barrier(apply_sync(strategy, before, own, step))
-        is_end = jnp.asarray(steps is None or steps(step), bool)
-        now = jnp.logical_and(is_end, only is None or only(step))
+        moved_replica, inner_state = lax.optimization_barrier((replica, state.strategy))
+        results = apply_sync(strategy, moved_replica, inner_state, step)
+        new_replica, inner_state = lax.optimization_barrier(results)
+        is_end = jnp.asarray(end_steps is None or end_steps(step), bool)
+        is_measured = jnp.logical_and(is_end, only is None or only(step))
 
-        def noted():
-            moves = before.params, state.start, replica.params
-            workers, me = collectives.size(axis), collectives.index(axis)
-            share = participation.share_in(weights, step, workers, me)
-            figures = compare(*moves, layered, by_leaf, axis, share)
+        def compute_note() -> Noted:
+            workers = collectives.size(axis)
+            worker_index = collectives.index(axis)
+            relative_weight = participation.compute_relative_weight(
+                weightings, step, workers, worker_index
+            )
+            figures = compute_figures(
+                moved_replica.params,
+                state.start,
+                new_replica.params,
+                layered,
+                by_leaf,
+                axis,
+                relative_weight,
+            )
             return Noted(jnp.int32(step), figures)
 
-        note = lax.cond(now, noted, lambda: state.noted)
-        start = lax.cond(is_end, lambda: replica.params, lambda: state.start)
-        return replica, MeasuredState(own, start, note)
+        note = lax.cond(is_measured, compute_note, lambda: state.noted)
+        start = lax.cond(is_end, lambda: new_replica.params, lambda: state.start)
+        return new_replica, MeasuredState(inner_state, start, note)
 
     # The engine runs the strategy in the same form as without the measurement.
     return strategy._replace(
         init=init,
         reduce=introspection.inner_reduce(strategy),
-        sync=introspection.Combination(sync, (strategy,), again),
+        sync=introspection.Combination(sync, (strategy,), measure),
         center=introspection.inner_center(strategy),
-        acts=acting | as_steps(steps),
+        acts=acting_steps | as_steps(end_steps),
     )
 
 
@@ -200,9 +224,10 @@ def parts_of(params: PyTree, layered: Layered = 0) -> list[str]:
     names = ["all"]
     leaves = jax.tree.leaves_with_path(params)
     for count, (path, x) in zip(_stacking.counts(layered, params), leaves, strict=True):
-        layers = np.ndindex(*np.shape(x)[:count]) if count else [()]
         name = checks.leaf_name(path)
-        names += [name + "".join(f"[{i}]" for i in at) for at in layers]
+        layer_indices = np.ndindex(*np.shape(x)[:count]) if count else [()]
+        for index in layer_indices:
+            names.append(name + "".join(f"[{i}]" for i in index))
     return names
 
 
@@ -238,113 +263,131 @@ def sync_metrics(state: PyTree, step: Any) -> dict[str, Any]:
         >>> jax.vmap(sync, axis_name="workers")(jnp.array([0.0, 3.0])).tolist()
         [[True], [True]]
     """
-    metrics: dict[str, Any] = decided.noted(state, step)
-    nodes = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, Noted))
-    for at, values in (x for x in nodes if isinstance(x, Noted)):
+    metrics: dict[str, Any] = decided.report_decisions(state, step)
+    for node in jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, Noted)):
+        if not isinstance(node, Noted):
+            continue
         if "measured" in metrics:
             raise ValueError(
                 "measured: metrics hold one strategy's figures, not two: put measured "
                 "around one of them only"
             )
-        one = values.reshape(-1, *values.shape[-2:])[0]
-        metrics["measured"] = Figures(*jnp.where(jnp.ravel(at)[0] == step, one, 0))
+        noted_step = jnp.ravel(node.at)[0]
+        figures = node.values.reshape(-1, *node.values.shape[-2:])[0]  # (4, parts)
+        figures = jnp.where(noted_step == step, figures, 0)
+        metrics["measured"] = Figures(*figures)
     return metrics
 
 
-def compare(
+def compute_figures(
     params: PyTree,
-    start: PyTree,
-    after: PyTree,
+    start_params: PyTree,
+    synced_params: PyTree,
     layered: Layered,
     by_leaf: bool,
     axis: Axis,
-    share: jax.Array | None = None,
+    relative_weight: jax.Array | None = None,
 ) -> jax.Array:
     """Returns the figures of a round, (4, parts) float32, of the workers that count.
 
     Args:
         params: this worker's params right before the sync.
-        start: its params right after the sync before.
-        after: its params right after the sync.
+        start_params: its params right after the sync before.
+        synced_params: its params right after the sync.
         layered, by_leaf: as for `measured`.
         axis: the mapped axis or axes over which the workers lie.
-        share: this worker's share in the means; None: all count alike.
+        relative_weight: this worker's share in the means; None: all count alike.
     """
-    workers, counts = collectives.size(axis), _stacking.counts(layered, params)
-    params, start, after = widen(params), widen(start), widen(after)
+    workers = collectives.size(axis)
+    counts = _stacking.counts(layered, params)
+    params = widen(params)
+    start_params = widen(start_params)
+    synced_params = widen(synced_params)
 
-    def mean(tree):
-        return collectives.mean(tree, axis, share)
+    def weighted_mean(tree: PyTree) -> PyTree:
+        return collectives.mean(tree, axis, relative_weight)
 
-    def minus(x, y):
+    def subtract(x: PyTree, y: PyTree) -> PyTree:
         return jax.tree.map(jnp.subtract, x, y)
 
-    def sums(x, y):
+    def sum_parts(x: PyTree, y: PyTree) -> jax.Array:
         """Sums products in all, then by leaf or layer."""
-        parts = [jnp.ravel(s) for s in _sums(counts, x, y)]
-        total = jnp.sum(jnp.array([s.sum() for s in parts]), keepdims=True)
-        return jnp.concatenate([total, *parts[: by_leaf * len(parts)]])
+        sums = [jnp.ravel(s) for s in _sum_products(counts, x, y)]
+        total = jnp.sum(jnp.array([s.sum() for s in sums]), keepdims=True)
+        return jnp.concatenate([total, *sums] if by_leaf else [total])  # (parts,)
 
-    def norm(tree):
-        return jnp.sqrt(sums(tree, tree))
+    def norm(tree: PyTree) -> jax.Array:
+        return jnp.sqrt(sum_parts(tree, tree))
 
-    takes = True if share is None else share > 0
-    counted = workers if takes is True else _count(takes, axis)
+    takes_part = True
+    num_participants = workers
+    if relative_weight is not None:
+        takes_part = relative_weight > 0
+        num_participants = _count_participants(takes_part, axis)
 
-    def cosine(lengths):
+    def compute_cosines(lengths: PyTree) -> jax.Array:
         """The cosines of moves that are divided by a length for each leaf."""
-        unit = jax.tree.map(jnp.divide, moved, lengths)
-        if takes is not True:  # each pair counts alike, whatever the weights
-            unit = jax.tree.map(lambda x: jnp.where(takes, x, 0), unit)
+        directions = jax.tree.map(jnp.divide, moves, lengths)
+        if takes_part is not True:  # each pair counts alike, whatever the weights
+            directions = jax.tree.map(lambda x: jnp.where(takes_part, x, 0), directions)
         # Each worker's direction times the sum of the others: unlike |Σu|² - N, this
         # loses no digits if directions are orthogonal.
-        directions = collectives.mean(unit, axis)
-        others = jax.tree.map(lambda m, x: workers * m - x, directions, unit)
-        total = collectives.mean(sums(unit, others), axis)
-        if takes is True:
+        mean_direction = collectives.mean(directions, axis)
+        other_sums = jax.tree.map(
+            lambda m, x: workers * m - x, mean_direction, directions
+        )
+        total = collectives.mean(sum_parts(directions, other_sums), axis)
+        if takes_part is True:
             return total / (workers - 1)
-        return workers * total / jnp.maximum(counted * (counted - 1), 1)
+        num_pairs = num_participants * (num_participants - 1)
+        return workers * total / jnp.maximum(num_pairs, 1)
 
-    moved, apart = minus(params, start), minus(params, mean(params))
-    length = norm(moved)
-    stays = jnp.logical_and(length == 0, takes)
-    found = jnp.full_like(length, NONE)
+    moves = subtract(params, start_params)
+    distances = subtract(params, weighted_mean(params))
+    lengths = norm(moves)  # (parts,)
+    stays = jnp.logical_and(lengths == 0, takes_part)
+    cosines = jnp.full_like(lengths, NONE)
     if workers > 1:
-        safe = jnp.where(length == 0, 1, length)
-        found = cosine(jax.tree.map(lambda x: safe[0], moved))
+        safe_lengths = jnp.where(lengths == 0, 1, lengths)
+        cosines = compute_cosines(jax.tree.map(lambda x: safe_lengths[0], moves))
         if by_leaf:
-            own = cosine(_by_leaf(safe[1:], counts, moved))
-            found = jnp.append(found[0], own[1:])
+            leaf_lengths = _spread_over_leaves(safe_lengths[1:], counts, moves)
+            leaf_cosines = compute_cosines(leaf_lengths)
+            cosines = jnp.append(cosines[0], leaf_cosines[1:])
         is_defined = collectives.mean(stays.astype(jnp.float32), axis) == 0
-        is_defined &= counted > 1
-        found = jnp.where(is_defined, jnp.clip(found, -1, 1), NONE)
-    spread = jnp.sqrt(mean(sums(apart, apart)))
-    rows = norm(mean(moved)), spread, found, norm(mean(minus(after, start)))
+        is_defined &= num_participants > 1
+        cosines = jnp.where(is_defined, jnp.clip(cosines, -1, 1), NONE)
+    spread = jnp.sqrt(weighted_mean(sum_parts(distances, distances)))
+    mean_move = norm(weighted_mean(moves))
+    outer_step = norm(weighted_mean(subtract(synced_params, start_params)))
+    rows = [mean_move, spread, cosines, outer_step]
     return jnp.stack(rows).astype(jnp.float32)
 
 
-def _count(takes: jax.Array | bool, axis: Axis) -> jax.Array:
+def _count_participants(takes_part: jax.Array | bool, axis: Axis) -> jax.Array:
     """The number of workers that take part."""
-    total = collectives.mean(jnp.asarray(takes, jnp.float32), axis)
+    total = collectives.mean(jnp.asarray(takes_part, jnp.float32), axis)
     return jnp.round(total * collectives.size(axis))
 
 
-def _sums(counts: list[int], x: PyTree, y: PyTree) -> list[jax.Array]:
+def _sum_products(counts: list[int], x: PyTree, y: PyTree) -> list[jax.Array]:
     """Sums products over each leaf but its axes of layers."""
-    leaves = counts, jax.tree.leaves(x), jax.tree.leaves(y)
-    return [
-        jnp.sum(a * b, axis=tuple(range(n, jnp.ndim(a))))
-        for n, a, b in zip(*leaves, strict=True)
-    ]
+    triples = zip(counts, jax.tree.leaves(x), jax.tree.leaves(y), strict=True)
+    sums = []
+    for count, a, b in triples:
+        axes = tuple(range(count, jnp.ndim(a)))
+        sums.append(jnp.sum(a * b, axis=axes))  # (layers, …)
+    return sums
 
 
-def _by_leaf(numbers: jax.Array, counts: list[int], tree: PyTree) -> PyTree:
+def _spread_over_leaves(numbers: jax.Array, counts: list[int], tree: PyTree) -> PyTree:
     """Gives each leaf its numbers, one for each layer, in a shape that fits it."""
-    leaves, form = jax.tree.flatten(tree)
-    found, at = [], 0
+    leaves, structure = jax.tree.flatten(tree)
+    leaf_numbers = []
+    start = 0
     for count, x in zip(counts, leaves, strict=True):
-        size = int(np.prod(x.shape[:count]))
+        end = start + int(np.prod(x.shape[:count]))
         shape = *x.shape[:count], *[1] * (x.ndim - count)
-        found.append(numbers[at : at + size].reshape(shape))
-        at += size
-    return form.unflatten(found)
+        leaf_numbers.append(numbers[start:end].reshape(shape))  # (layers, 1, …)
+        start = end
+    return structure.unflatten(leaf_numbers)

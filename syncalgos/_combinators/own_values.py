@@ -14,7 +14,7 @@ from syncalgos import _jaxprs
 from syncalgos.collectives import Axis, PyTree
 from syncalgos.collectives._axes import ANALYZED, Peers, find_names, mapped_names
 
-OWN = "own"
+FROM_OWN_VALUE = "own"
 """Stands for a value that depends on own values by a way on which nothing is sent."""
 
 
@@ -58,32 +58,36 @@ def trace(function: Callable[[PyTree], PyTree], tree: PyTree, axis: Axis) -> Tra
         names = {*find_names(axis)}
 
     def is_sent(equation: Any) -> bool:
-        named = names & {*_jaxprs.axes(equation)}
-        return equation.primitive.name in _jaxprs.SENDS and bool(named)
+        shared_names = names & {*_jaxprs.axes(equation)}
+        return equation.primitive.name in _jaxprs.SENDS and bool(shared_names)
 
-    places = [*range(len(jaxpr.jaxpr.invars))]
-    results = _jaxprs.follow(jaxpr, places, _visitor(is_sent), literals=False)
+    leaf_numbers = [*range(len(jaxpr.jaxpr.invars))]
+    results = _jaxprs.follow(jaxpr, leaf_numbers, _visitor(is_sent), literals=False)
     leaves = jax.tree.leaves(tree)
-    is_same = [result == place for result, place in zip(results, places, strict=True)]
-    is_own = [
-        result is not None and not same and _has_mean(leaf)
-        for result, same, leaf in zip(results, is_same, leaves, strict=True)
-    ]
+    is_same = []
+    is_own = []
+    for number, result, leaf in zip(leaf_numbers, results, leaves, strict=True):
+        is_unchanged = result == number
+        is_same.append(is_unchanged)
+        is_own.append(result is not None and not is_unchanged and _has_mean(leaf))
     sends = any(is_sent(x) for x, _ in _jaxprs.equations(jaxpr.jaxpr))
     return Traced(sends, is_same, is_own)
 
 
-def keep(is_same: list[bool], own: PyTree, result: PyTree) -> PyTree:
+def keep(is_same: list[bool], own_tree: PyTree, result: PyTree) -> PyTree:
     """Replaces the leaves that a function returned as they were by the worker's own.
 
     Args:
         is_same: whether each leaf is one of these.
-        own: the leaves that were not multiplied by a weight.
+        own_tree: the leaves that were not multiplied by a weight.
         result: a tree of the same structure.
     """
-    leaves, form = jax.tree.flatten(result)
-    triples = zip(is_same, jax.tree.leaves(own), leaves, strict=True)
-    return form.unflatten([mine if same else x for same, mine, x in triples])
+    result_leaves, structure = jax.tree.flatten(result)
+    triples = zip(is_same, jax.tree.leaves(own_tree), result_leaves, strict=True)
+    leaves = []
+    for is_unchanged, own_leaf, result_leaf in triples:
+        leaves.append(own_leaf if is_unchanged else result_leaf)
+    return structure.unflatten(leaves)
 
 
 def _has_mean(leaf: Any) -> bool:
@@ -93,26 +97,27 @@ def _has_mean(leaf: Any) -> bool:
 def _visitor(is_sent: Callable[[Any], bool]) -> Callable[[Any, list[Any]], list[Any]]:
     """Makes the rule by which values pass an equation.
 
-    A value is the number of a leaf that was given; OWN, if it was computed from some;
-    or None, if it depends on none, or only on what was sent.
+    A value is the number of a leaf that was given; FROM_OWN_VALUE, if it was computed
+    from some; or None, if it depends on none, or only on what was sent.
     """
 
     def visit(equation: Any, values: list[Any]) -> list[Any]:
-        name, count = equation.primitive.name, len(equation.outvars)
+        name = equation.primitive.name
+        num_results = len(equation.outvars)
         if is_sent(equation) or all(value is None for value in values):
-            return [None] * count
+            return [None] * num_results
         if name == "optimization_barrier":
             return values
         runs = _jaxprs.runs(equation, values)
         if not runs.arms:
-            return [OWN] * count
+            return [FROM_OWN_VALUE] * num_results
         if name == "scan":
             return _follow_passes(*runs.arms[0], runs.carry, visit, bool(runs.passes))
         if name == "while":
             carry = slice(equation.params["body_nconsts"], None)
             return _follow_passes(*runs.arms[1], carry, visit, has_pass=False)
         if name == "cond" and values[0] is not None:  # own values choose the arm
-            return [OWN] * count
+            return [FROM_OWN_VALUE] * num_results
         results = [_jaxprs.follow(*arm, visit, literals=False) for arm in runs.arms]
         return [_join(list(arms)) for arms in zip(*results, strict=True)]
 
@@ -121,7 +126,7 @@ def _visitor(is_sent: Callable[[Any], bool]) -> Callable[[Any, list[Any]], list[
 
 def _join(values: list[Any]) -> Any:
     """What is known of a value that is one of several."""
-    return values[0] if all(value == values[0] for value in values) else OWN
+    return values[0] if all(value == values[0] for value in values) else FROM_OWN_VALUE
 
 
 def _follow_passes(
@@ -140,12 +145,11 @@ def _follow_passes(
     while True:
         results = _jaxprs.follow(jaxpr, values, visit, literals=False)
         carried = values[carry]
-        joined = [
-            _join([before, after])
-            for before, after in zip(carried, results[: len(carried)], strict=True)
-        ]
+        handed_on = results[: len(carried)]
+        joined = [_join(list(pair)) for pair in zip(carried, handed_on, strict=True)]
         if joined == carried:
             # The rows of the last results are stacked: they are no leaf as it was.
-            rows = [None if row is None else OWN for row in results[len(carried) :]]
-            return (results[: len(carried)] if has_pass else joined) + rows
+            stacked = results[len(carried) :]
+            rows = [None if row is None else FROM_OWN_VALUE for row in stacked]
+            return (handed_on if has_pass else joined) + rows
         values[carry] = joined

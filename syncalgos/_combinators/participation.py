@@ -60,11 +60,11 @@ def sampled(fraction: float, *, seed: int = 0, least: int = 1) -> Schedule:
     seed = checks.seed(seed)
     least = checks.whole("sampled: least", least, least=1)
 
-    def weights(step, workers):
-        chosen = rounded(fraction * workers, least)  # with fewer workers, all
-        return jax.random.permutation(common_key(seed, step), workers) < chosen
+    def draw_weights(step: Any, workers: int) -> jax.Array:
+        num_drawn = rounded(fraction * workers, least)  # with fewer workers, all
+        return jax.random.permutation(common_key(seed, step), workers) < num_drawn
 
-    return weights
+    return draw_weights
 
 
 class ParticipatingState(NamedTuple):
@@ -152,50 +152,55 @@ def participating(
     check_strategy("participating", strategy)
     rules.check("participating", strategy)
     if not callable(schedule):
-        got = checks.shown(schedule)
-        raise ValueError(f"participating: schedule must be a function, got {got}")
-    axis = introspection.axis_of(strategy)
-    weigh = partial(_participating, schedule=schedule, stale=stale, axis=axis)
-    weighted = introspection.innermost(weigh, strategy)
-    _check_rounds(weighted)
-    return weighted
+        raise ValueError(
+            f"participating: schedule must be a function, got {checks.shown(schedule)}"
+        )
+    axis = introspection.find_axis(strategy)
+    weight_leaf = partial(_weight_leaf, schedule=schedule, stale=stale, axis=axis)
+    weighted_strategy = introspection.change_leaf_strategies(weight_leaf, strategy)
+    _check_rounds(weighted_strategy)
+    return weighted_strategy
 
 
 def _check_rounds(strategy: Strategy) -> None:
     """Refuses weights by several rounds of params, whose mean is the center."""
     if introspection.has_center(strategy):
         return
-    round_ends = {
-        rounds.lands
-        for rounds in introspection.rounds_of_members(strategy)
-        if rounds.lands and rounds.of_params
-    }
-    has_phases = any(map(introspection.is_phase, introspection.parts(strategy)))
+    round_ends = set()
+    for weighting in introspection.list_weightings(strategy):
+        if weighting.round_ends and weighting.of_params:
+            round_ends.add(weighting.round_ends)
+    members = introspection.walk_strategies(strategy)
+    has_phases = any(map(introspection.is_phase, members))
     if len(round_ends) > 1 and not has_phases:
         raise rules.make_error("participating", "unequal rounds")
 
 
-def _participating(strategy, schedule, stale, axis) -> Strategy:
-    """`participating`, for a whole."""
+def _weight_leaf(
+    strategy: Strategy, schedule: Schedule, stale: bool, axis: Axis
+) -> Strategy:
+    """`participating`, for a strategy that combinators must not take apart."""
     syncs = introspection.ever_syncs(strategy)
     reduces = introspection.reduces(strategy)
     if not (syncs or reduces):
         return strategy  # it combines nothing, at no step
     # Cached: a program that is traced later makes the strategy's state again.
     check = cache(partial(_check_weights, schedule))
-    inner = introspection.inner_reduce(strategy)
+    inner_reduce = introspection.inner_reduce(strategy)
 
-    def init(params):
+    def init(params: PyTree) -> ParticipatingState:
         check(collectives.size(axis))
         common = widen(params) if syncs else ()
         start = common if stale else ()
         return ParticipatingState(common, start, strategy.init(params))
 
-    def reduce(grads, replica, state, step):
-        def reduce_grads(grads):
-            return inner(grads, replica, state, step)
+    def reduce(
+        grads: PyTree, replica: Replica, state: ParticipatingState, step: Any
+    ) -> tuple[PyTree, PyTree]:
+        def reduce_grads(grads: PyTree) -> tuple[PyTree, PyTree]:
+            return inner_reduce(grads, replica, state, step)
 
-        def weighted(_):
+        def reduce_weighted(_: jax.Array) -> tuple[PyTree, PyTree]:
             return call_weighted(reduce_grads, grads, traced)
 
         with collectives.counting(jnp.ones(())):  # what is no mean is refused
@@ -204,43 +209,52 @@ def _participating(strategy, schedule, stale, axis) -> Strategy:
             return reduce_grads(grads)
         if traced.mixes:
             raise rules.make_error("participating", "own grads")
-        none = jax.tree.map(jnp.zeros_like, grads), state
-        return _among(schedule, step, axis, weighted, none)
+        zero_grads = jax.tree.map(jnp.zeros_like, grads)
+        return _call_if_any_participates(
+            schedule, step, axis, reduce_weighted, (zero_grads, state)
+        )
 
-    def sync(replica, state, step):
-        def weighted(share):
-            new_replica, new_state = _weighted_sync(
-                strategy, stale, axis, replica, state, step, share
+    def sync(
+        replica: Replica, state: ParticipatingState, step: Any
+    ) -> tuple[Replica, ParticipatingState]:
+        def sync_weighted(
+            relative_weight: jax.Array,
+        ) -> tuple[Replica, ParticipatingState]:
+            new_replica, new_state = _sync_weighted(
+                strategy, stale, axis, replica, state, step, relative_weight
             )
             if stale:  # no message reaches a worker that skips
-                new_replica = select(share > 0, new_replica, replica)
+                new_replica = select(relative_weight > 0, new_replica, replica)
             return new_replica, new_state
 
-        return _among(schedule, step, axis, weighted, (replica, state))
+        return _call_if_any_participates(
+            schedule, step, axis, sync_weighted, (replica, state)
+        )
 
     @Where
-    def any_worker_participates(step):
-        return jnp.sum(_weights(schedule, step, collectives.size(axis))) > 0
+    def has_participants(step: Any) -> jax.Array:
+        return jnp.sum(_compute_weights(schedule, step, collectives.size(axis))) > 0
 
-    # A whole, as its state is one: combinators must not take it apart.
+    # One strategy without members, as its state is one: combinators must not take it
+    # apart.
     landing = introspection.landing_steps(strategy)
-    gated = introspection.combination(when(Strategy(sync=sync), landing)).call
-    described = introspection.combination(strategy)
-    arrives = described.arrives
-    weighting = introspection.Rounds(
+    gated_sync = introspection.combination(when(Strategy(sync=sync), landing)).call
+    structure = introspection.combination(strategy)
+    arrives = structure.arrives
+    weighting = introspection.Weighting(
         schedule,
         landing if syncs else None,
-        of_params=bool(arrives) and not described.is_silent,
+        of_params=bool(arrives) and not structure.is_silent,
         stale=stale,
     )
     return strategy._replace(
         init=init,
-        reduce=reduce if reduces else inner,
+        reduce=reduce if reduces else inner_reduce,
         sync=introspection.Combination(
-            gated if syncs else keep_replica,
+            gated_sync if syncs else keep_replica,
             weights=(weighting,),
             arrives=tuple(
-                x._replace(steps=x.steps & any_worker_participates) for x in arrives
+                x._replace(steps=x.steps & has_participants) for x in arrives
             ),
         ),
         center=introspection.inner_center(strategy),
@@ -248,37 +262,40 @@ def _participating(strategy, schedule, stale, axis) -> Strategy:
     )
 
 
-def as_weighted(extra: Strategy, strategy: Strategy) -> Strategy:
+def weight_like(follower: Strategy, leader: Strategy) -> Strategy:
     """Gives a strategy that is applied at another's syncs the weights of these.
 
     Raises:
         ValueError: the syncs arrive after several delays.
     """
-    rounds = introspection.rounds(strategy, of_syncs=True)
-    delays = {
-        described.delay.steps
-        for described in introspection.combinations(strategy)
-        if described.delay is not None
-    }
-    if not rounds:
-        return extra
+    weightings = introspection.find_weightings(leader, of_syncs=True)
+    delays = set()
+    for structure in introspection.combinations(leader):
+        if structure.delay is not None:
+            delays.add(structure.delay.steps)
+    if not weightings:
+        return follower
     if len(delays) > 1:
         raise rules.make_error("at_syncs", "unequal delays")
 
-    is_stale = any(each.stale for each in rounds)
+    is_stale = any(weighting.stale for weighting in weightings)
 
-    def schedule(step, workers):
-        return math.prod(_weights_in(x, step - sum(delays), workers) for x in rounds)
+    def schedule(step: Any, workers: int) -> jax.Array:
+        sent_step = step - sum(delays)
+        return math.prod(
+            _find_round_weights(weighting, sent_step, workers)
+            for weighting in weightings
+        )
 
-    def uncounted(whole):
-        described = introspection.combination(whole)
-        if not described.weights:
-            return whole
-        return whole._replace(sync=replace(described, weights=()))
+    def drop_weights(leaf: Strategy) -> Strategy:
+        structure = introspection.combination(leaf)
+        if not structure.weights:
+            return leaf
+        return leaf._replace(sync=replace(structure, weights=()))
 
-    weighted = participating(extra, schedule, stale=is_stale)
+    weighted_follower = participating(follower, schedule, stale=is_stale)
     # Its rounds are those of the strategy, which must not count twice.
-    return introspection.innermost(uncounted, weighted)
+    return introspection.change_leaf_strategies(drop_weights, weighted_follower)
 
 
 def call_weighted(
@@ -302,27 +319,30 @@ def call_weighted(
     return own_values.keep(traced.is_same, tree, result), state
 
 
-LOOKED_AT = 1024
+CHECKED_STEPS = 1024
 """The number of local steps whose weights are checked before training."""
 
 
 def _check_weights(schedule: Schedule, workers: int) -> None:
     """Refuses a schedule that returns anything but weights."""
+
+    def compute_weights(step: jax.Array) -> jax.Array:
+        return _compute_weights(schedule, step, workers)
+
     with while_tracing():
-        steps = jnp.arange(LOOKED_AT)
-        found = jax.vmap(lambda step: _weights(schedule, step, workers))(steps)
-    if checks.is_traced(found):  # depends on a number that only the program knows
+        weights = jax.vmap(compute_weights)(jnp.arange(CHECKED_STEPS))
+    if checks.is_traced(weights):  # depends on a number that only the program knows
         return
-    found = np.asarray(found)
-    wrong = np.argwhere(~(np.isfinite(found) & (found >= 0)))
-    for step, worker in wrong[:1]:
+    weights = np.asarray(weights)  # (steps, workers)
+    bad_entries = np.argwhere(~(np.isfinite(weights) & (weights >= 0)))
+    for step, worker in bad_entries[:1]:
         raise ValueError(
             "participating: schedule's weights must be finite and at least 0, got "
-            f"{found[step, worker]} for worker {worker} at local step {step}"
+            f"{weights[step, worker]} for worker {worker} at local step {step}"
         )
 
 
-def _weights(schedule: Schedule, step: Any, workers: int) -> jax.Array:
+def _compute_weights(schedule: Schedule, step: Any, workers: int) -> jax.Array:
     """The schedule's weights at a step, (workers,)."""
     weights = jnp.asarray(schedule(step, workers), float)
     if weights.shape != (workers,):
@@ -333,64 +353,71 @@ def _weights(schedule: Schedule, step: Any, workers: int) -> jax.Array:
     return weights
 
 
-def _among(
-    schedule: Schedule, step: Any, axis: Axis, weighted: Callable, otherwise: PyTree
+def _call_if_any_participates(
+    schedule: Schedule, step: Any, axis: Axis, combine: Callable, otherwise: PyTree
 ) -> PyTree:
-    """Calls `weighted` with this worker's N w / Σw, if any worker takes part."""
-    weights = _weights(schedule, step, collectives.size(axis))
+    """Calls `combine` with this worker's N w / Σw, if any worker takes part."""
+    weights = _compute_weights(schedule, step, collectives.size(axis))
     total = jnp.sum(weights)
 
-    def act():
-        share = len(weights) * weights[collectives.index(axis)] / total
-        with collectives.counting(share):
-            return weighted(share)
+    def act() -> PyTree:
+        relative_weight = len(weights) * weights[collectives.index(axis)] / total
+        with collectives.counting(relative_weight):
+            return combine(relative_weight)
 
     return lax.cond(total > 0, act, lambda: otherwise)
 
 
-def share_in(
-    rounds: Sequence[introspection.Rounds], step: Any, workers: int, me: Any
+def compute_relative_weight(
+    weightings: Sequence[introspection.Weighting],
+    step: Any,
+    workers: int,
+    worker_index: Any,
 ) -> jax.Array | None:
     """Computes a worker's N w / Σw in a step's round, with w the product of weights.
 
     Args:
-        rounds: the schedules of weights; if there are none, the result is None.
+        weightings: the schedules of weights; if there are none, the result is None.
         step: the local step.
         workers: the number of workers.
-        me: the worker's number.
+        worker_index: the worker's number.
 
     Returns:
         The share. If no worker takes part, it is that among the workers that make local
         steps; see `paced`.
     """
-    if not rounds:
+    if not weightings:
         return None
     weights = jnp.ones(workers)
     # Whether a worker moves is known at each step, and comes first.
-    for each in sorted(rounds, key=lambda each: each.lands is not None):
-        more = weights * _weights_in(each, step, workers)
-        weights = jnp.where(jnp.sum(more) > 0, more, weights)
-    return workers * weights[me] / jnp.sum(weights)
+    for weighting in sorted(weightings, key=lambda x: x.round_ends is not None):
+        new_weights = weights * _find_round_weights(weighting, step, workers)
+        weights = jnp.where(jnp.sum(new_weights) > 0, new_weights, weights)
+    return workers * weights[worker_index] / jnp.sum(weights)
 
 
-def anyone(strategy: Strategy, step: Any) -> jax.Array | bool:
+def any_worker_participates(strategy: Strategy, step: Any) -> jax.Array | bool:
     """Whether a worker takes part in the sync of a whole at this step."""
-    workers = collectives.size(introspection.axis_of(strategy))
-    rounds = introspection.rounds(strategy)
-    weights = [_weights(each.schedule, step, workers) for each in rounds]
+    workers = collectives.size(introspection.find_axis(strategy))
+    weightings = introspection.find_weightings(strategy)
+    weights = [_compute_weights(x.schedule, step, workers) for x in weightings]
     return jnp.sum(math.prod(weights)) > 0 if weights else True
 
 
-def _weights_in(each: introspection.Rounds, step: Any, workers: int) -> jax.Array:
+def _find_round_weights(
+    weighting: introspection.Weighting, step: Any, workers: int
+) -> jax.Array:
     """The weights in a step's round; 1 outside of its phase, or if it does not end."""
-    counts, last = True, step
-    if each.lands is not None:
-        end = each.lands.next(step)
+    counts = True
+    last_step = step
+    if weighting.round_ends is not None:
+        end = weighting.round_ends.next(step)
         counts = end != NO_STEP
-        last = jnp.where(counts, end, step)
-    if each.during != ALWAYS:
-        counts = jnp.logical_and(counts, each.during(step))
-    return jnp.where(counts, _weights(each.schedule, last, workers), 1)
+        last_step = jnp.where(counts, end, step)
+    if weighting.during != ALWAYS:
+        counts = jnp.logical_and(counts, weighting.during(step))
+    weights = _compute_weights(weighting.schedule, last_step, workers)
+    return jnp.where(counts, weights, 1)
 
 
 def receives(strategy: Strategy, step: Any) -> jax.Array | bool:
@@ -398,59 +425,64 @@ def receives(strategy: Strategy, step: Any) -> jax.Array | bool:
 
     It does not reach a worker that skips, if it then keeps its model.
     """
-    axis = introspection.axis_of(strategy)
+    axis = introspection.find_axis(strategy)
     is_reached = True
-    me = collectives.index(axis)
-    for rounds in introspection.rounds(strategy):
-        if rounds.stale:
-            weights = _weights(rounds.schedule, step, collectives.size(axis))
-            is_reached &= weights[me] > 0
+    worker_index = collectives.index(axis)
+    for weighting in introspection.find_weightings(strategy):
+        if weighting.stale:
+            weights = _compute_weights(weighting.schedule, step, collectives.size(axis))
+            is_reached &= weights[worker_index] > 0
     return is_reached
 
 
-def _weighted_sync(
+def _sync_weighted(
     strategy: Strategy,
     stale: bool,
     axis: Axis,
     replica: Replica,
     state: ParticipatingState,
     step: Any,
-    share: jax.Array,
+    relative_weight: jax.Array,
 ) -> tuple[Replica, ParticipatingState]:
     """A sync to which the worker contributes its moves times its share."""
     weigh = introspection.combination(strategy).weigh
     if weigh is not None:
         strategy = strategy._replace(sync=weigh)
 
-    def sync_params(params):
-        handed_in = replica._replace(params=params)
-        return apply_sync(strategy, handed_in, state.strategy, step)[0].params
+    def sync_params(params: PyTree) -> PyTree:
+        contributing_replica = replica._replace(params=params)
+        new_replica, _ = apply_sync(
+            strategy, contributing_replica, state.strategy, step
+        )
+        return new_replica.params
 
-    own = replica.params
-    traced = own_values.trace(sync_params, own, axis)
+    own_params = replica.params
+    traced = own_values.trace(sync_params, own_params, axis)
     if traced.mixes:
         raise rules.make_error("participating", "own params")
     if not traced.sends or all(traced.is_same):
-        new, inner = apply_sync(strategy, replica, state.strategy, step)
-        return new, state._replace(strategy=inner)
+        new_replica, inner_state = apply_sync(strategy, replica, state.strategy, step)
+        return new_replica, state._replace(strategy=inner_state)
 
     # Weights apply to moves, not models: so any strategy's mean becomes the weighted
     # mean, also for compressed moves, and no strategy needs to know the weights.
-    began = state.start if stale else state.common
-    moved = jax.tree.map(lambda s, x: x - s, began, own)
+    round_start = state.start if stale else state.common
+    moves = jax.tree.map(lambda s, x: x - s, round_start, own_params)
     if weigh is None:
-        moved = collectives.weighted(moved)
-    handed_in = narrow(jax.tree.map(jnp.add, state.common, moved), own)
+        moves = collectives.weighted(moves)
+    contribution = narrow(jax.tree.map(jnp.add, state.common, moves), own_params)
     if weigh is not None and not stale:
-        handed_in = own
-    new, inner = apply_sync(
-        strategy, replica._replace(params=handed_in), state.strategy, step
+        contribution = own_params
+    new_replica, inner_state = apply_sync(
+        strategy, replica._replace(params=contribution), state.strategy, step
     )
-    new = new._replace(params=own_values.keep(traced.is_same, own, new.params))
-    common, start = widen(new.params), ()
+    new_params = own_values.keep(traced.is_same, own_params, new_replica.params)
+    new_replica = new_replica._replace(params=new_params)
+    common = widen(new_params)
+    start = ()
     if stale:
-        start = select(share > 0, common, state.start)
-    return new, ParticipatingState(common, start, inner)
+        start = select(relative_weight > 0, common, state.start)
+    return new_replica, ParticipatingState(common, start, inner_state)
 
 
 class PacedState(NamedTuple):
@@ -509,13 +541,15 @@ def paced(strategy: Strategy, local_steps: Sequence[int]) -> Strategy:
         checks.whole("paced: each of local_steps", quota, least=0)
         for quota in local_steps
     ]
-    outer_clock = introspection.combination(strategy).clock
-    if outer_clock and outer_clock.averages:  # its mean leaves rests out
-        return introspection.rebuilt(strategy, lambda member: paced(member, quotas))
+    clock = introspection.combination(strategy).clock
+    if clock and clock.averages:  # its mean leaves rests out
+        return introspection.rebuild_members(
+            strategy, lambda member: paced(member, quotas)
+        )
     rules.check("paced", strategy)
-    axis = introspection.axis_of(strategy)
+    axis = introspection.find_axis(strategy)
 
-    def init(params):
+    def init(params: PyTree) -> PacedState:
         workers = collectives.size(axis)
         if len(quotas) != workers:
             raise ValueError(
@@ -524,24 +558,33 @@ def paced(strategy: Strategy, local_steps: Sequence[int]) -> Strategy:
             )
         return PacedState(strategy.init(params), jnp.int32(0), params)
 
-    def moves_at_all(step, workers):
+    def moves_at_all(step: Any, workers: int) -> jax.Array:
         return jnp.array(quotas) > 0
 
-    rests = (introspection.Rounds(moves_at_all, None),) if 0 in quotas else ()
+    weightings = (introspection.Weighting(moves_at_all, None),) if 0 in quotas else ()
 
     # At the start of a step: strategies chained behind this one have acted by then.
-    def reduce(grads, replica, state, step):
-        grads, inner = apply_reduce(strategy, grads, replica, state.strategy, step)
-        return grads, state._replace(strategy=inner, params=replica.params)
+    def reduce(
+        grads: PyTree, replica: Replica, state: PacedState, step: Any
+    ) -> tuple[PyTree, PacedState]:
+        grads, inner_state = apply_reduce(
+            strategy, grads, replica, state.strategy, step
+        )
+        return grads, state._replace(strategy=inner_state, params=replica.params)
 
-    def sync(replica, state, step):
-        moves = state.done < jnp.array(quotas)[collectives.index(axis)]
-        held = replica._replace(params=select(moves, replica.params, state.params))
-        replica, inner = strategy.sync(held, state.strategy, step)
-        agreed = [decision.at == step for decision in decided.found(inner).values()]
-        synced = jnp.array([*agreed, introspection.lands(strategy, step, voted=False)])
-        done = jnp.where(synced.any(), 0, state.done + 1)
-        return replica, state._replace(strategy=inner, done=done)
+    def sync(
+        replica: Replica, state: PacedState, step: Any
+    ) -> tuple[Replica, PacedState]:
+        takes_step = state.done < jnp.array(quotas)[collectives.index(axis)]
+        params = select(takes_step, replica.params, state.params)
+        paced_replica = replica._replace(params=params)
+        replica, inner_state = strategy.sync(paced_replica, state.strategy, step)
+        decisions = decided.find_decisions(inner_state).values()
+        has_decided = [decision.at == step for decision in decisions]
+        lands = introspection.lands(strategy, step, voted=False)
+        has_synced = jnp.array([*has_decided, lands]).any()
+        steps_since_sync = jnp.where(has_synced, 0, state.done + 1)
+        return replica, state._replace(strategy=inner_state, done=steps_since_sync)
 
     return strategy._replace(
         init=init,
@@ -551,7 +594,7 @@ def paced(strategy: Strategy, local_steps: Sequence[int]) -> Strategy:
             (strategy,),
             lambda member: paced(member, quotas),
             clock=introspection.Clock(quota=max(quotas, default=0)),
-            weights=rests,
+            weights=weightings,
         ),
         center=introspection.inner_center(strategy),
         acts=None,

@@ -5,7 +5,7 @@ compose that: `every(chain(average(), reset(optimizer)), 16)`.
 """
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ import optax
 from syncalgos import _anchors, checks, collectives, reducers
 from syncalgos._combinators import introspection, own_values, rules
 from syncalgos._combinators.chain import chain
-from syncalgos._combinators.participation import as_weighted, call_weighted
+from syncalgos._combinators.participation import call_weighted, weight_like
 from syncalgos._combinators.schedule import when
 from syncalgos._dtypes import widen
 from syncalgos._keys import is_key, is_untyped
@@ -67,7 +67,9 @@ def reduce_with(transformation: AnyReducer, *, axis: Axis = WORKERS) -> Strategy
     """
     reducer = resolve("reduce_with", transformation, axis)
 
-    def reduce(grads, replica, state, step):
+    def reduce(
+        grads: PyTree, replica: Replica, state: PyTree, step: Any
+    ) -> tuple[PyTree, PyTree]:
         return reducer.update(grads, state, replica.params, step=step)
 
     # Only a reducer that declares it is known to be a mean; one written by hand is not.
@@ -121,7 +123,7 @@ def average(
     checks.one_of("field of Replica", field, fields)
     reducer = resolve("average", reduce, axis)
 
-    def init(params):
+    def init(params: PyTree) -> PyTree:
         state = reducer.init(params)
         if field != "params" and jax.tree.leaves(state):
             raise ValueError(
@@ -129,10 +131,12 @@ def average(
                 "without state, such as 'bf16'"
             )
 
-        def begins_with_0(x):
+        def begins_with_zeros(x: Any) -> bool:
             return isinstance(x, LateState | Ef21State)
 
-        if any(map(begins_with_0, jax.tree.leaves(state, is_leaf=begins_with_0))):
+        if any(
+            map(begins_with_zeros, jax.tree.leaves(state, is_leaf=begins_with_zeros))
+        ):
             raise ValueError("average: late and ef21 begin with 0: use outer_step")
         return state
 
@@ -140,12 +144,14 @@ def average(
     # such as the largest entries, are no weighted mean of these.
     is_mean = getattr(reducer, "mean_over", None) is not None
 
-    def update_field(replica, state, step, weigh):
+    def update_field(
+        replica: Replica, state: PyTree, step: Any, weigh: bool
+    ) -> tuple[Replica, PyTree]:
         value = getattr(replica, field)
         if field == "opt_state":
             check_mean(value)
 
-        def update(value):
+        def update(value: PyTree) -> tuple[PyTree, PyTree]:
             return reducer.update(value, state, replica.params, step=step)
 
         if weigh and collectives.takes_part() is not True:
@@ -157,20 +163,22 @@ def average(
             value, state = update(value)
         return replica._replace(**{field: value}), state
 
-    def sync(replica, state, step):
+    def sync(replica: Replica, state: PyTree, step: Any) -> tuple[Replica, PyTree]:
         if field == "params" and not is_mean and collectives.takes_part() is not True:
             raise rules.make_error("participating", "hidden average")
         return update_field(replica, state, step, weigh=field != "params")
 
-    def weigh_sync(replica, state, step):
+    def weigh_sync(
+        replica: Replica, state: PyTree, step: Any
+    ) -> tuple[Replica, PyTree]:
         return update_field(replica, state, step, weigh=True)
 
-    described = introspection.Combination(sync)
+    combination = introspection.Combination(sync)
     if field != "params":  # the center never changes
-        described = replace(described, arrives=())
+        combination = replace(combination, arrives=())
     elif not is_mean:
-        described = replace(described, weigh=weigh_sync)
-    return Strategy(init=init, sync=described, center=MeanCenter(axis))
+        combination = replace(combination, weigh=weigh_sync)
+    return Strategy(init=init, sync=combination, center=MeanCenter(axis))
 
 
 @factory
@@ -205,7 +213,7 @@ def reset(optimizer: optax.GradientTransformation) -> Strategy:
 
     check_optimizer("reset: optimizer", optimizer)
 
-    def sync(replica, state, step):
+    def sync(replica: Replica, state: PyTree, step: Any) -> tuple[Replica, PyTree]:
         opt_state = restart(optimizer.init(replica.params), replica.opt_state)
         return replica._replace(opt_state=opt_state), state
 
@@ -240,26 +248,28 @@ def at_syncs(strategy: Strategy, extra: Strategy) -> Strategy:
         >>> [bool(strategy.acts(step)) for step in range(4)]
         [False, False, False, True]
     """
-    for each in (strategy, extra):
-        check_strategy("at_syncs", each)
+    for member in (strategy, extra):
+        check_strategy("at_syncs", member)
     rules.check("at_syncs", strategy)
-    return _behind(strategy, extra)
+    return _apply_after(strategy, extra)
 
 
-def _behind(strategy: Strategy, extra: Strategy) -> Strategy:
+def _apply_after(strategy: Strategy, extra: Strategy) -> Strategy:
     """`at_syncs`, without its checks."""
     # If the data decide, only the code inside the branch knows of a sync.
     if not rules.KINDS["decided by data"](strategy):
-        extra = as_weighted(extra, strategy)
+        extra = weight_like(extra, strategy)
         return chain(strategy, when(extra, introspection.landing_steps(strategy)))
     follow = introspection.combination(strategy).follow
     if follow is not None:
         return follow(extra)
 
-    def change(member):
-        return _behind(member, extra) if introspection.ever_syncs(member) else member
+    def apply_after_member(member: Strategy) -> Strategy:
+        if not introspection.ever_syncs(member):
+            return member
+        return _apply_after(member, extra)
 
-    return introspection.rebuilt(strategy, change)
+    return introspection.rebuild_members(strategy, apply_after_member)
 
 
 def restart(new: PyTree, old: PyTree) -> PyTree:
@@ -275,29 +285,35 @@ def restart(new: PyTree, old: PyTree) -> PyTree:
     Raises:
         ValueError: the states belong to different optimizers or params.
     """
-    forms = [jax.tree.flatten(jax.tree.map(jnp.shape, x)) for x in (new, old)]
-    if forms[0] != forms[1]:
+    shapes = [jax.tree.flatten(jax.tree.map(jnp.shape, x)) for x in (new, old)]
+    if shapes[0] != shapes[1]:
         raise ValueError(
             "reset: opt_state was not made by this optimizer for these params: pass "
             "reset the same inner optimizer, use reset outside masked, and pass "
             "communication a Replica with its opt_state"
         )
 
-    def node(path, new, old):
+    def restart_node(path: Any, new: Any, old: Any) -> Any:
         # Momentum restarts at a sync; a schedule must not. Nor must MultiSteps: with a
         # sync before each update, params would never move.
         name = type(new).__name__
-        if field := AROUND.get(name):
-            inner = restart(getattr(new, field), getattr(old, field))
-            return old._replace(**{field: inner})
-        if field := COUNTED.get(name):
-            return new._replace(**{field: getattr(old, field)})
-        return old if name in KEPT or is_key(new) or is_untyped(path, new) else new
+        wrapper_field = AROUND.get(name)
+        if wrapper_field:
+            inner_state = restart(
+                getattr(new, wrapper_field), getattr(old, wrapper_field)
+            )
+            return old._replace(**{wrapper_field: inner_state})
+        count_field = COUNTED.get(name)
+        if count_field:
+            return new._replace(**{count_field: getattr(old, count_field)})
+        if name in KEPT or is_key(new) or is_untyped(path, new):
+            return old
+        return new
 
-    def is_leaf(node):
+    def is_leaf(node: Any) -> bool:
         return type(node).__name__ in {*KEPT, *AROUND, *COUNTED}
 
-    return jax.tree_util.tree_map_with_path(node, new, old, is_leaf=is_leaf)
+    return jax.tree_util.tree_map_with_path(restart_node, new, old, is_leaf=is_leaf)
 
 
 class OuterState(NamedTuple):
@@ -362,23 +378,30 @@ def outer_step(
     check_optimizer("outer_step: outer", outer)
     reducer = resolve("outer_step", reduce, axis)
 
-    def init(params):
-        wide = widen(params)
-        return OuterState(wide, outer.init(wide), reducer.init(wide))
+    def init(params: PyTree) -> OuterState:
+        wide_params = widen(params)
+        return OuterState(
+            wide_params, outer.init(wide_params), reducer.init(wide_params)
+        )
 
-    def sync(replica, state, step):
+    def sync(
+        replica: Replica, state: OuterState, step: Any
+    ) -> tuple[Replica, OuterState]:
         moves = _anchors.pseudo_gradient(state.anchor, replica.params)
-        grads, own = reducer.update(moves, state.reducer, state.anchor, step=step)
+        grads, reducer_state = reducer.update(
+            moves, state.reducer, state.anchor, step=step
+        )
         anchor, outer_state = take_step(
             "outer_step: outer", outer, grads, state.outer, state.anchor
         )
-        return _anchors.restart(replica, anchor), OuterState(anchor, outer_state, own)
+        new_state = OuterState(anchor, outer_state, reducer_state)
+        return _anchors.restart(replica, anchor), new_state
 
     calls_late = getattr(reducer, "calls_late", 0)
-    late = (introspection.Arrival(ALWAYS, rounds=calls_late),)
+    late_arrival = (introspection.Arrival(ALWAYS, rounds=calls_late),)
     return Strategy(
         init,
-        sync=introspection.Combination(sync, arrives=late),
+        sync=introspection.Combination(sync, arrives=late_arrival),
         center=_anchors.shipped("anchor"),
         axis=axis,
         late=calls_late,

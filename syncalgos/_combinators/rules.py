@@ -12,7 +12,7 @@ from syncalgos._combinators.introspection import Combination
 from syncalgos.strategy import Strategy
 
 
-def _any_part(holds: Callable[[Combination], bool]) -> Callable[[Strategy], bool]:
+def _any_member(holds: Callable[[Combination], bool]) -> Callable[[Strategy], bool]:
     """Makes a kind: strategies in which anything is so."""
     return lambda strategy: any(map(holds, introspection.combinations(strategy)))
 
@@ -22,42 +22,42 @@ def _never_syncs(strategy: Strategy) -> bool:
 
 
 def _is_no_pure_sync(strategy: Strategy) -> bool:
-    # No vote would hold the reduce of a whole back.
-    wholes = introspection.wholes(strategy)
-    return _never_syncs(strategy) or any(map(introspection.has_reduce, wholes))
+    # No vote would hold the reduce of a member back.
+    leaves = introspection.leaf_strategies(strategy)
+    return _never_syncs(strategy) or any(map(introspection.has_reduce, leaves))
 
 
 def _combines_twice(strategy: Strategy) -> bool:
     return any(
-        introspection.ever_syncs(whole) and introspection.has_reduce(whole)
-        for whole in introspection.wholes(strategy)
+        introspection.ever_syncs(leaf) and introspection.has_reduce(leaf)
+        for leaf in introspection.leaf_strategies(strategy)
     )
 
 
 def _weighs_workers(strategy: Strategy) -> bool:
-    wholes = introspection.wholes(strategy)
-    return any(introspection.combination(whole).weights for whole in wholes)
+    leaves = introspection.leaf_strategies(strategy)
+    return any(introspection.combination(leaf).weights for leaf in leaves)
 
 
 def _acts_at_each_step(strategy: Strategy) -> bool:
     return any(
-        introspection.combination(part).works_at_each_step
+        introspection.combination(member).works_at_each_step
         # Such a phase makes the state anew at each step outside of it.
-        or (introspection.is_phase(part) and introspection.has_center(part))
-        for part in introspection.parts(strategy)
+        or (introspection.is_phase(member) and introspection.has_center(member))
+        for member in introspection.walk_strategies(strategy)
     )
 
 
 KINDS: dict[str, Callable[[Strategy], bool]] = {
-    "decided by data": _any_part(lambda described: described.follow is not None),
-    "steady": _any_part(lambda described: described.is_steady),
-    "turns": _any_part(lambda described: described.turns is not None),
+    "decided by data": _any_member(lambda x: x.follow is not None),
+    "steady": _any_member(lambda x: x.is_steady),
+    "turns": _any_member(lambda x: x.turns is not None),
     "acts at each step": _acts_at_each_step,
-    "averaged": _any_part(lambda x: x.clock is not None and x.clock.averages),
-    "pulled": _any_part(lambda x: x.clock is not None and x.clock.pulls),
-    "paced": _any_part(lambda x: x.clock is not None and x.clock.paces),
+    "averaged": _any_member(lambda x: x.clock is not None and x.clock.averages),
+    "pulled": _any_member(lambda x: x.clock is not None and x.clock.pulls),
+    "paced": _any_member(lambda x: x.clock is not None and x.clock.paces),
     "weighted": _weighs_workers,
-    "stale": _any_part(lambda x: any(rounds.stale for rounds in x.weights)),
+    "stale": _any_member(lambda x: any(rounds.stale for rounds in x.weights)),
     "reduces": introspection.reduces,
     "never syncs": _never_syncs,
     "not only syncs": _is_no_pure_sync,

@@ -25,8 +25,6 @@ from syncalgos.strategy import (
     require_same,
 )
 
-"""Kinds of combinators that work at every local step."""
-
 
 @factory
 def when(strategy: Strategy, active: Callable[[Any], Any]) -> Strategy:
@@ -70,18 +68,18 @@ def gate(strategy: Strategy, active: Steps, takes_turns: bool = True) -> Strateg
             strategy acts; otherwise by the local step.
     """
 
-    def again(member):
+    def gate_member(member: Strategy) -> Strategy:
         return gate(member, active, takes_turns)
 
     if _holds_clock_or_phase(strategy):
         # With the condition around it, a delayed result would wait for the next period,
         # and a phase that begins between its steps would not make its state.
-        return introspection.rebuilt(strategy, again)
-    _check_meeting(strategy, active)
+        return introspection.rebuild_members(strategy, gate_member)
+    _check_periods_meet(strategy, active)
     if takes_turns:
-        in_turn = functools.partial(_in_turn, active)
-        strategy = introspection.innermost(in_turn, strategy)
-    return _gated(strategy, introspection.Gate(active), again)
+        take_turns = functools.partial(_take_turns, active)
+        strategy = introspection.change_leaf_strategies(take_turns, strategy)
+    return _add_gate(strategy, introspection.Gate(active), gate_member)
 
 
 def _holds_clock_or_phase(strategy: Strategy) -> bool:
@@ -89,42 +87,45 @@ def _holds_clock_or_phase(strategy: Strategy) -> bool:
     return any(
         introspection.combination(part).works_at_each_step
         or introspection.is_phase(part)
-        for part in introspection.parts(strategy)
+        for part in introspection.walk_strategies(strategy)
     )
 
 
-def _gated(
-    strategy: Strategy, gate: introspection.Gate, again: introspection.Change
+def _add_gate(
+    strategy: Strategy, gate: introspection.Gate, rebuild: introspection.Change
 ) -> Strategy:
     """Calls a strategy only at the steps of a gate."""
     active = gate.steps
 
-    def reduce(grads, replica, state, step):
+    def reduce(
+        grads: PyTree, replica: Replica, state: PyTree, step: Any
+    ) -> tuple[PyTree, PyTree]:
         return lax.cond(
             active(step),
             lambda: apply_reduce(strategy, grads, replica, state, step),
             lambda: (grads, state),
         )
 
-    def sync(replica, state, step):
+    def sync(replica: Replica, state: PyTree, step: Any) -> tuple[Replica, PyTree]:
         return lax.cond(
             active(step),
             lambda: apply_sync(strategy, replica, state, step),
             lambda: (replica, state),
         )
 
-    acting = active & introspection.acting_steps(strategy)
+    acting_steps = active & introspection.acting_steps(strategy)
+    late_steps = introspection.rounds_late(strategy) * acting_steps.min_gap
     # A sync that keeps everything needs no branch.
-    gated = sync if introspection.ever_acts(strategy) else keep_replica
+    gated_sync = sync if introspection.ever_acts(strategy) else keep_replica
     return strategy._replace(
         reduce=introspection.reduce_like(reduce, strategy),
-        sync=introspection.Combination(gated, (strategy,), again, gate=gate),
-        acts=acting,
-        late=introspection.rounds_late(strategy) * acting.min_gap or strategy.late,
+        sync=introspection.Combination(gated_sync, (strategy,), rebuild, gate=gate),
+        acts=acting_steps,
+        late=late_steps or strategy.late,
     )
 
 
-def _in_turn(active: Steps, strategy: Strategy) -> Strategy:
+def _take_turns(active: Steps, strategy: Strategy) -> Strategy:
     """Lets a whole take its turns each time that it acts under a condition."""
     # By the local step, a period of 2 would use every other link of a graph, and the
     # workers would never agree.
@@ -136,15 +137,15 @@ def _in_turn(active: Steps, strategy: Strategy) -> Strategy:
     counted_turns = turning.CountedTurns(active.period)
     if turns == counted_turns:
         return strategy  # a combinator puts its period around each member
-    turned = turns(lambda step: step // active.period)
-    sync = introspection.Combination(turned.sync, turns=counted_turns)
-    return turned._replace(sync=sync)
+    turned_strategy = turns(lambda step: step // active.period)
+    sync = introspection.Combination(turned_strategy.sync, turns=counted_turns)
+    return turned_strategy._replace(sync=sync)
 
 
-def _check_meeting(strategy: Strategy, active: Steps) -> None:
+def _check_periods_meet(strategy: Strategy, active: Steps) -> None:
     """Refuses a period around one inside, if no local step belongs to both."""
-    for described in introspection.combinations(strategy):
-        gate = described.gate
+    for structure in introspection.combinations(strategy):
+        gate = structure.gate
         if gate and active.period and not active.meets(gate.steps):
             own_period = max(x.period or 1 for x in gate.steps.members)
             raise rules.make_error(
@@ -206,11 +207,11 @@ def sync_when(strategy: Strategy, active: Callable[[Any], Any]) -> Strategy:
     return _sync_gated(strategy, when(strategy._replace(reduce=keep_grads), active))
 
 
-def _sync_gated(strategy: Strategy, gated: Strategy) -> Strategy:
+def _sync_gated(strategy: Strategy, gated_strategy: Strategy) -> Strategy:
     """Makes a whole: its members would lack reduce, which shares their state."""
-    landing = introspection.landing_steps(gated)
-    sync = introspection.Combination(gated.sync, landing=landing)
-    return strategy._replace(sync=sync, acts=gated.acts)
+    landing = introspection.landing_steps(gated_strategy)
+    sync = introspection.Combination(gated_strategy.sync, landing=landing)
+    return strategy._replace(sync=sync, acts=gated_strategy.acts)
 
 
 @factory
@@ -244,7 +245,7 @@ def until(strategy: Strategy, steps: int) -> Strategy:
     """
     check_strategy("until", strategy)
     steps = checks.whole("until: steps", steps, least=0)
-    _check_arrived(strategy, steps)
+    _check_arrivals(strategy, steps)
     return _phase(Span(0, steps), strategy, lambda x: until(x, steps))
 
 
@@ -281,55 +282,64 @@ def after(strategy: Strategy, steps: int) -> Strategy:
     steps = checks.whole("after: steps", steps, least=0)
     phase = _phase(Span(steps), strategy, lambda x: after(x, steps))
 
-    def reduce(grads, replica, state, step):
+    def reduce(
+        grads: PyTree, replica: Replica, state: PyTree, step: Any
+    ) -> tuple[PyTree, PyTree]:
         # An anchor from step 0 would be stale: BMUF after 20 synchronous steps would
         # start with twenty times its velocity. The state is made here, not in the sync
         # before: a member chained after this one may have moved the params since.
         state = lax.cond(
-            step == steps, lambda: _fresh(strategy, replica, state), lambda: state
+            step == steps,
+            lambda: _make_fresh_state(strategy, replica, state),
+            lambda: state,
         )
         return phase.reduce(grads, replica, state, step)
 
-    own = not introspection.reduces(strategy)
-    return phase._replace(reduce=OwnGrads(reduce) if own else reduce)
+    keeps_gradients = not introspection.reduces(strategy)
+    return phase._replace(reduce=OwnGrads(reduce) if keeps_gradients else reduce)
 
 
-def _fresh(strategy: Strategy, replica: Replica, state: PyTree) -> PyTree:
+def _make_fresh_state(strategy: Strategy, replica: Replica, state: PyTree) -> PyTree:
     """The strategy's first state for the current params; it must fit the old state."""
     return require_same("init", "state", state, strategy.init(replica.params))
 
 
-def _phase(active: Steps, strategy: Strategy, again: introspection.Change) -> Strategy:
+def _phase(
+    active: Steps, strategy: Strategy, rebuild: introspection.Change
+) -> Strategy:
     """Applies a strategy in a phase; outside, its center is the current params."""
     # Also around combinators that work at every step: outside of its phase a worker
     # that is paced must not be held, and nothing that is delayed may arrive.
-    gated = _gated(strategy, introspection.Gate(active, is_phase=True), again)
+    phase_gate = introspection.Gate(active, is_phase=True)
+    gated_strategy = _add_gate(strategy, phase_gate, rebuild)
     if not introspection.has_center(strategy):
-        return gated
+        return gated_strategy
 
-    def following(replica, state, step):
+    def sync_or_follow(
+        replica: Replica, state: PyTree, step: Any
+    ) -> tuple[Replica, PyTree]:
         return lax.cond(
             active(step),
             lambda: apply_sync(strategy, replica, state, step),
             # Makes the state anew at each such step, so that the center of an inactive
             # phase is the current model, and `chain` need not know of phases.
-            lambda: (replica, _fresh(strategy, replica, state)),
+            lambda: (replica, _make_fresh_state(strategy, replica, state)),
         )
 
     # Following the params is an action, so it also acts outside the phase.
     acts = introspection.acting_steps(strategy) | ~active
-    sync = replace(introspection.combination(gated), call=following)
-    return gated._replace(sync=sync, acts=acts)
+    sync = replace(introspection.combination(gated_strategy), call=sync_or_follow)
+    return gated_strategy._replace(sync=sync, acts=acts)
 
 
-def _check_arrived(strategy: Strategy, end: int) -> None:
+def _check_arrivals(strategy: Strategy, end: int) -> None:
     """Refuses a phase that ends while params are under way."""
-    for described in introspection.combinations(strategy):
-        if described.delay is None or described.landing is None:
+    for structure in introspection.combinations(strategy):
+        if structure.delay is None or structure.landing is None:
             continue
-        delay = described.delay.steps
+        delay = structure.delay.steps
         with while_tracing():
-            is_late = described.landing.next(end) < end + delay
+            is_late = structure.landing.next(end) < end + delay
         if not checks.is_traced(is_late) and is_late:
             raise rules.make_error("until", "on the way", delay=delay, end=end)
 
@@ -365,32 +375,32 @@ def at_end(strategy: Strategy, steps: int) -> Strategy:
         array([ 4,  8, 10])
     """
     check_strategy("at_end", strategy)
-    last = checks.whole("at_end: steps", steps, least=1) - 1
+    last_step = checks.whole("at_end: steps", steps, least=1) - 1
     rules.check("at_end", strategy)
     if not introspection.ever_syncs(strategy):
         return strategy
-    ending = _with_last(strategy, last)
+    ending_strategy = _add_last_step(strategy, last_step)
     with jax.ensure_compile_time_eval():
-        lands = introspection.lands(ending, last)
+        lands = introspection.lands(ending_strategy, last_step)
     if checks.is_traced(lands) or not lands:
         raise rules.make_error("at_end", "fixed rounds", steps=steps)
-    return ending
+    return ending_strategy
 
 
-def _with_last(strategy: Strategy, last: int) -> Strategy:
+def _add_last_step(strategy: Strategy, last_step: int) -> Strategy:
     """The same strategy, with the last step added to each period's steps."""
-    described = introspection.combination(strategy)
-    if described.delay is not None:
-        raise rules.make_error("at_end", "delayed", delay=described.delay.steps)
-    if not described.members:
+    structure = introspection.combination(strategy)
+    if structure.delay is not None:
+        raise rules.make_error("at_end", "delayed", delay=structure.delay.steps)
+    if not structure.members:
         return strategy
 
-    def change(member):
-        return _with_last(member, last)
+    def add_to_member(member: Strategy) -> Strategy:
+        return _add_last_step(member, last_step)
 
-    if described.gate and isinstance(described.gate.steps, Every | Lengths):
+    if structure.gate and isinstance(structure.gate.steps, Every | Lengths):
         # The graph of a member, if it changes, has taken its turns already.
-        [member] = described.members
-        steps = described.gate.steps.with_last(last)
-        return gate(change(member), steps, takes_turns=False)
-    return introspection.rebuilt(strategy, change)
+        [member] = structure.members
+        steps = structure.gate.steps.with_last(last_step)
+        return gate(add_to_member(member), steps, takes_turns=False)
+    return introspection.rebuild_members(strategy, add_to_member)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from syncalgos._combinators import rules
 from syncalgos._combinators.introspection import Combination, reduce_like
 from syncalgos.collectives._graphs import changes
-from syncalgos.strategy import Strategy
+from syncalgos.strategy import PyTree, Replica, Strategy
 
 
 def in_turns(graph: Any, strategy: Strategy) -> Strategy:
@@ -19,11 +19,13 @@ def in_turns(graph: Any, strategy: Strategy) -> Strategy:
     if not changes(graph):
         return strategy
 
-    def turns(number):
-        def reduce(grads, replica, state, step):
+    def turns(number: Callable[[Any], Any]) -> Strategy:
+        def reduce(
+            grads: PyTree, replica: Replica, state: PyTree, step: Any
+        ) -> tuple[PyTree, PyTree]:
             return strategy.reduce(grads, replica, state, number(step))
 
-        def sync(replica, state, step):
+        def sync(replica: Replica, state: PyTree, step: Any) -> tuple[Replica, PyTree]:
             return strategy.sync(replica, state, number(step))
 
         return strategy._replace(reduce=reduce_like(reduce, strategy), sync=sync)

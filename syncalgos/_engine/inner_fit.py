@@ -17,7 +17,7 @@ from syncalgos.strategy import Strategy
 
 def list_strategies_with_rate(strategy: Strategy) -> list[Strategy]:
     """The strategies inside, itself included, that were told the learning rate."""
-    members = introspection.parts(strategy)
+    members = introspection.walk_strategies(strategy)
     return [member for member in members if member.learning_rate is not None]
 
 

@@ -218,8 +218,10 @@ class Worker(NamedTuple):
         self, step: Any, worker_index: Any, of_syncs: bool = False
     ) -> jax.Array | None:
         """A worker's weight in the means of a step's round; None: all weights are 1."""
-        rounds = introspection.rounds(self.strategy, of_syncs)
-        return participation.share_in(rounds, step, self.workers, worker_index)
+        weightings = introspection.find_weightings(self.strategy, of_syncs)
+        return participation.compute_relative_weight(
+            weightings, step, self.workers, worker_index
+        )
 
     def compute_model(self, worker_state: WorkerState, step: Any) -> Replica:
         """The strategy's center with this worker's tables, and the mean of buffers."""

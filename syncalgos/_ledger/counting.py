@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 from syncalgos import checks
 from syncalgos._calls import suggest_arguments
 from syncalgos._combinators import decided
-from syncalgos._combinators.introspection import axis_of
+from syncalgos._combinators.introspection import find_axis
 from syncalgos._dtypes import weak_floats
 from syncalgos._ledger.traced import REQUEST, Branches, Walk, add_up
 from syncalgos.collectives import PyTree
@@ -184,7 +184,7 @@ def counter(
     """
     workers = checks.whole("workers", workers, least=1)
     steps = checks.whole("steps", steps, least=1)
-    names = mapped_names(axis_of(make(hyperparams)))
+    names = mapped_names(find_axis(make(hyperparams)))
     inner_axes = len(names) - 1
     counted_layout = (workers, *[1] * inner_axes)
     layout = layout or (*[1] * inner_axes, workers)
@@ -281,7 +281,7 @@ def of_branches(
         ValueError: the strategy sends in a branch that depends on more than the step
             and the decisions of `decided`.
     """
-    inner_axes = len(mapped_names(axis_of(strategy))) - 1
+    inner_axes = len(mapped_names(find_axis(strategy))) - 1
     layout = (workers, *[1] * inner_axes)
     walk = _trace(lambda numbers: strategy, None, replica, layout)
     # Decisions count as known values; which ones they are does not matter here.
@@ -327,7 +327,7 @@ def _trace(
     replica = jax.tree.map(_find_shape, replica)
     check_params(replica.params)
     replica = seeing(strategy, replica)
-    names = mapped_names(axis_of(strategy))
+    names = mapped_names(find_axis(strategy))
     sizes = dict(zip(names, layout, strict=True))
     trace = {"axis_env": list(sizes.items()), "return_shape": True}
 
@@ -335,10 +335,12 @@ def _trace(
         step: jax.Array, hyperparams: PyTree, replica: Replica, state: PyTree
     ) -> tuple[Replica, PyTree]:
         strategy = make(weak_floats(hyperparams))
-        decisions = decided.found(state).values()
+        decisions = decided.find_decisions(state).values()
         _, state = apply_reduce(strategy, replica.params, replica, state, step)
         # A phase that starts with a new state must keep the recorded decisions.
-        return apply_sync(strategy, replica, decided.put(state, decisions), step)
+        return apply_sync(
+            strategy, replica, decided.put_decisions(state, decisions), step
+        )
 
     step = jax.ShapeDtypeStruct((), jnp.int32)
     try:
@@ -348,7 +350,7 @@ def _trace(
             inputs = step, hyperparams, replica, state
             jaxpr, _ = jax.make_jaxpr(program, **trace)(*inputs)
         state_start = len(jax.tree.leaves((step, hyperparams, replica)))
-        places = [state_start + place for place in decided.found(state)]
+        places = [state_start + place for place in decided.find_decisions(state)]
         return Walk(jaxpr, places, sizes, counts)
     except NameError as error:  # from jax, for an axis that is not mapped
         raise ValueError(

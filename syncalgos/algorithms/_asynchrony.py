@@ -235,7 +235,7 @@ def _rest_between_steps(
     """
     if optimizer is not None:
         check_optimizer(f"{where}: optimizer", optimizer)
-    axis = introspection.axis_of(strategy)
+    axis = introspection.find_axis(strategy)
 
     def init(params: PyTree) -> AsyncState:
         server, start = strategy.init(params)
