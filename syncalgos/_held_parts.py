@@ -40,7 +40,7 @@ class HeldPart:
         """Returns the whole array if this process holds it, otherwise its part."""
         if x.is_fully_addressable:
             return np.asarray(x)
-        return cls(x.shape, x.dtype, pieces_of(x)).joined
+        return cls(x.shape, x.dtype, read_pieces(x)).joined
 
     def read(self, bounds: Bounds) -> np.ndarray:
         """Returns a copy of the array within bounds.
@@ -48,45 +48,59 @@ class HeldPart:
         Raises:
             ValueError: this process does not hold all of it.
         """
-        found = np.empty([stop - start for start, stop in bounds], self.dtype)
-        missing = found.size
-        for where, piece in self.pieces.items():
-            pairs = zip(bounds, where, strict=True)
-            common = [(max(a, c), min(b, d)) for (a, b), (c, d) in pairs]
-            if any(start >= stop for start, stop in common):
+        array = np.empty([end - start for start, end in bounds], self.dtype)
+        num_missing = array.size
+        for piece_bounds, piece in self.pieces.items():
+            common_bounds = _intersect(bounds, piece_bounds)
+            if any(start >= end for start, end in common_bounds):
                 continue
-            into, out = _slices(common, bounds), _slices(common, where)
-            found[into] = piece[out]
-            missing -= found[into].size  # pieces do not overlap
-        if missing:
-            raise ValueError(f"this process lacks {missing} entries of the array")
-        return found
+            array_slices = _make_slices(common_bounds, bounds)
+            piece_slices = _make_slices(common_bounds, piece_bounds)
+            array[array_slices] = piece[piece_slices]
+            num_missing -= array[array_slices].size  # pieces do not overlap
+        if num_missing:
+            raise ValueError(f"this process lacks {num_missing} entries of the array")
+        return array
 
     @property
     def joined(self) -> "np.ndarray | HeldPart":
         """Returns the array if this process holds all of it; else this part."""
         # Pieces do not overlap.
-        whole = sum(x.size for x in self.pieces.values()) == math.prod(self.shape)
-        return self.read(tuple((0, size) for size in self.shape)) if whole else self
+        num_held = sum(piece.size for piece in self.pieces.values())
+        if num_held < math.prod(self.shape):
+            return self
+        return self.read(tuple((0, size) for size in self.shape))
 
 
-def _slices(part: Iterable[tuple[int, int]], whole: Bounds) -> tuple[slice, ...]:
+def _intersect(bounds: Bounds, other_bounds: Bounds) -> Bounds:
+    """Returns the bounds of what two parts have in common; it may be empty."""
+    common_bounds = []
+    for (start, end), (other_start, other_end) in zip(
+        bounds, other_bounds, strict=True
+    ):
+        common_bounds.append((max(start, other_start), min(end, other_end)))
+    return tuple(common_bounds)
+
+
+def _make_slices(part_bounds: Bounds, array_bounds: Bounds) -> tuple[slice, ...]:
     """Returns where a part lies in an array that begins at the bounds of a whole."""
-    pairs = zip(part, whole, strict=True)
-    return tuple(slice(a - first, b - first) for (a, b), (first, _) in pairs)
+    slices = []
+    for (start, end), (offset, _) in zip(part_bounds, array_bounds, strict=True):
+        slices.append(slice(start - offset, end - offset))
+    return tuple(slices)
 
 
-def bounds_of(index: Iterable[slice], shape: Iterable[int]) -> Bounds:
+def index_to_bounds(index: Iterable[slice], shape: Iterable[int]) -> Bounds:
     """Returns the bounds that a shard's index describes."""
     pairs = zip(index, shape, strict=True)
     return tuple(x.indices(size)[:2] for x, size in pairs)
 
 
-def pieces_of(x: jax.Array) -> dict[Bounds, np.ndarray]:
+def read_pieces(x: jax.Array) -> dict[Bounds, np.ndarray]:
     """Returns the pieces of an array that this process holds, without a copy on CPU."""
     pieces = {}
     for shard in x.addressable_shards:
-        bounds = bounds_of(shard.index, x.shape)
+        bounds = index_to_bounds(shard.index, x.shape)
         if bounds not in pieces:  # several devices may hold the same piece
             pieces[bounds] = np.asarray(shard.data)
     return pieces

@@ -31,11 +31,12 @@ def own_key(seed: int, step: Any, axis: Axis) -> jax.Array:
     return jax.random.fold_in(common_key(seed, step), collectives.index(axis))
 
 
-def own_keys(what: str, tree: PyTree, worker: Any) -> PyTree:
+def own_keys(tree_name: str, tree: PyTree, worker: Any) -> PyTree:
     """Folds the worker's number into a tree's typed keys; worker 0 keeps them.
 
     Args:
-        what: buffers, or opt_state, whose untyped keys (`is_untyped`) are folded, too.
+        tree_name: buffers, or opt_state, whose untyped keys (`is_untyped`) are folded,
+            too.
         tree: arrays, some of which may be keys.
         worker: the worker's number, from 0.
 
@@ -46,22 +47,22 @@ def own_keys(what: str, tree: PyTree, worker: Any) -> PyTree:
     # workers the same dropout masks.
     fold = jax.vmap(lambda key: jax.random.fold_in(key, worker))
 
-    def leaf(path, x):
+    def fold_leaf(path: Any, x: jax.Array) -> jax.Array:
         name = jax.tree_util.keystr(path)
-        if what == "opt_state" and is_untyped(path, x):
-            return jax.random.key_data(leaf((), jax.random.wrap_key_data(x)))
+        if tree_name == "opt_state" and is_untyped(path, x):
+            return jax.random.key_data(fold_leaf((), jax.random.wrap_key_data(x)))
         # Stacked modules of flax.nnx count their draws in arrays of this form.
         if _is_like_untyped(x) and "count" not in name:
             raise ValueError(
-                f"{what}{name} is {x.dtype}{[*x.shape]}, like jax.random.PRNGKey: all "
-                "workers would draw the same numbers; convert it to a typed key by "
+                f"{tree_name}{name} is {x.dtype}{[*x.shape]}, like jax.random.PRNGKey: "
+                "all workers would draw the same numbers; convert it to a typed key by "
                 "jax.random.wrap_key_data, or to int32 if it is not a key"
             )
         if not is_key(x):
             return x
         return jnp.where(worker == 0, x, fold(x.reshape(x.size)).reshape(x.shape))
 
-    return jax.tree_util.tree_map_with_path(leaf, tree)
+    return jax.tree_util.tree_map_with_path(fold_leaf, tree)
 
 
 def is_key(x: Any) -> bool:
@@ -95,10 +96,10 @@ def uniform(key: jax.Array, count: int) -> jax.Array:
     """
     # On CPUs jax computes the rounds in a loop, and each pass reads and writes all
     # words: 1.2 million numbers take 3.5 ms. All rounds in one pass take 1.0 ms.
-    usual = jax.random.key_impl(key) == "threefry2x32" and count < 2**32
-    usual = usual and jax.config.jax_threefry_partitionable  # pyright: ignore
-    usual = usual and jnp.zeros(()).dtype == jnp.float32
-    if not usual or collectives.platform() != "cpu":
+    is_usual = jax.random.key_impl(key) == "threefry2x32" and count < 2**32
+    is_usual = is_usual and jax.config.jax_threefry_partitionable  # pyright: ignore
+    is_usual = is_usual and jnp.zeros(()).dtype == jnp.float32
+    if not is_usual or collectives.platform() != "cpu":
         return jax.random.uniform(key, (count,))
     mantissas = (_threefry(key, count) >> 9) | jnp.uint32(0x3F800000)
     return lax.bitcast_convert_type(mantissas, jnp.float32) - 1
@@ -109,13 +110,15 @@ def _threefry(key: jax.Array, count: int) -> jax.Array:
 
     Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
     """
-    first, second = jax.random.key_data(key)
-    keys = first, second, first ^ second ^ jnp.uint32(0x1BD11BDA)
-    x, y = jnp.full(count, first), lax.iota(jnp.uint32, count) + second
+    key_0, key_1 = jax.random.key_data(key)
+    keys = key_0, key_1, key_0 ^ key_1 ^ jnp.uint32(0x1BD11BDA)
+    x = jnp.full(count, key_0)
+    y = lax.iota(jnp.uint32, count) + key_1
     for i in range(5):
-        for by in ((13, 15, 26, 6), (17, 29, 16, 24))[i % 2]:
+        for rotation in ((13, 15, 26, 6), (17, 29, 16, 24))[i % 2]:
             x = x + y
-            y = ((y << jnp.uint32(by)) | (y >> jnp.uint32(32 - by))) ^ x
+            rotated = (y << jnp.uint32(rotation)) | (y >> jnp.uint32(32 - rotation))
+            y = rotated ^ x
         x = x + keys[(i + 1) % 3]
         y = y + keys[(i + 2) % 3] + jnp.uint32(i + 1)
     return x ^ y

@@ -72,9 +72,12 @@ def called_with(label: str, function: Any, names: Sequence[str]) -> None:
         raise ValueError(
             f"{label} must be a function of ({call}), got {shown(function)}"
         )
-    if why := misfit(function, names):
-        taken = inspect.signature(function)
-        raise ValueError(f"{label} is called with ({call}), but takes {taken}: {why}")
+    reason = misfit(function, names)
+    if reason:
+        signature = inspect.signature(function)
+        raise ValueError(
+            f"{label} is called with ({call}), but takes {signature}: {reason}"
+        )
 
 
 def is_traced(value: Any) -> bool:
@@ -154,10 +157,14 @@ def real(
         from syncalgos._dtypes import weak
 
         return weak(label, value)
-    given = {"at least": least, "above": above, "below": below}
-    bounds = {word: bound for word, bound in given.items() if bound is not None}
+    possible_bounds = {"at least": least, "above": above, "below": below}
+    bounds = {}
+    for word, bound in possible_bounds.items():
+        if bound is not None:
+            bounds[word] = bound
     rule = " and ".join(f"{word} {bound:g}" for word, bound in bounds.items())
-    rule = rule if below is not None else f"a finite number {rule}".strip()
+    if below is None:
+        rule = f"a finite number {rule}".strip()
     try:
         number = math.nan if isinstance(value, bool | str) else float(value)
     except (TypeError, ValueError):
@@ -204,7 +211,7 @@ def learning_rate(where: str, value: LearningRate) -> Callable[[Any], Any]:
 
     if callable(value):
 
-        def rate_at(step: Any) -> Any:
+        def checked_rate(step: Any) -> Any:
             rate = value(step)
             if jnp.shape(rate):
                 raise ValueError(
@@ -213,7 +220,7 @@ def learning_rate(where: str, value: LearningRate) -> Callable[[Any], Any]:
                 )
             return rate
 
-        return rate_at
+        return checked_rate
     number = real(f"{where}: learning_rate", value, above=0)
     return lambda step: jnp.asarray(number, float)
 
@@ -263,13 +270,15 @@ def nearest(name: str, names: Iterable[str]) -> str:
     """
     # Compared in lower case and without the leading dashes that all flags share.
     written = name.casefold().lstrip("-")
-    known = {other.casefold().lstrip("-"): other for other in names if other != name}
-    close = difflib.get_close_matches(written, known, n=1, cutoff=0.66)
-    if not close and len(written) > 2:
-        close = sorted((x for x in known if x.startswith(written)), key=len)
-    if not close:
-        close = sorted((x for x in known if written in x.split("_")), key=len)
-    return f"; did you mean {known[close[0]]!r}?" if close else ""
+    names_by_key = {x.casefold().lstrip("-"): x for x in names if x != name}
+    close_keys = difflib.get_close_matches(written, names_by_key, n=1, cutoff=0.66)
+    if not close_keys and len(written) > 2:
+        beginning = (key for key in names_by_key if key.startswith(written))
+        close_keys = sorted(beginning, key=len)
+    if not close_keys:
+        containing = (key for key in names_by_key if written in key.split("_"))
+        close_keys = sorted(containing, key=len)
+    return f"; did you mean {names_by_key[close_keys[0]]!r}?" if close_keys else ""
 
 
 def attribute_error(owner: str, name: str, names: Iterable[str]) -> AttributeError:
@@ -361,8 +370,8 @@ def labels(what: str, tree: Any, params: Any) -> list[Any]:
     try:
         return jax.tree.leaves(jax.tree.broadcast(tree, params))
     except ValueError as error:
-        why = unlike(what, params, tree, prefix=True)
-        raise ValueError(f"{what} must be a tree like params: {why}") from error
+        difference = unlike(what, params, tree, prefix=True)
+        raise ValueError(f"{what} must be a tree like params: {difference}") from error
 
 
 def unlike(what: str, before: Any, after: Any, prefix: bool = False) -> str:
@@ -388,24 +397,28 @@ def unlike(what: str, before: Any, after: Any, prefix: bool = False) -> str:
         is_empty = node is None or (type(node) is tuple and not node)
         return str(node) if is_empty else type(node).__name__
 
-    was, now = _nodes(before), _nodes(after)
-    for path, node in was.items():
+    expected_nodes = _nodes(before)
+    nodes = _nodes(after)
+    for path, expected in expected_nodes.items():
         name = what + jax.tree_util.keystr(path)
-        if path not in now:
-            above = path[:-1]
-            if prefix and (above not in now or is_leaf(now[above])):
+        if path not in nodes:
+            parent = path[:-1]
+            if prefix and (parent not in nodes or is_leaf(nodes[parent])):
                 continue
             return f"{name} is missing"
-        if kind(now[path]) != kind(node) and not (prefix and is_leaf(now[path])):
-            return f"{name} is {kind(now[path])}, not {kind(node)}"
-    for path in now:
-        if path not in was:
+        node = nodes[path]
+        if kind(node) != kind(expected) and not (prefix and is_leaf(node)):
+            return f"{name} is {kind(node)}, not {kind(expected)}"
+    for path in nodes:
+        if path not in expected_nodes:
             return f"{what}{jax.tree_util.keystr(path)} is unexpected"
+    if prefix:
+        return ""
     # Static fields of a node, such as a module's settings; the innermost node first.
-    for path, node in reversed(() if prefix else was.items()):
-        if jax.tree.structure(node) != jax.tree.structure(now[path]):
+    for path, expected in reversed(expected_nodes.items()):
+        if jax.tree.structure(expected) != jax.tree.structure(nodes[path]):
             name = what + jax.tree_util.keystr(path)
-            return f"{name}, a {type(node).__name__}, has other static fields"
+            return f"{name}, a {type(expected).__name__}, has other static fields"
     return ""
 
 
@@ -413,11 +426,11 @@ def _nodes(tree: Any) -> dict[tuple[Any, ...], Any]:
     """Returns all nodes of a tree by their paths, outer nodes before inner ones."""
     import jax
 
-    found: dict[tuple[Any, ...], Any] = {}
+    nodes_by_path: dict[tuple[Any, ...], Any] = {}
 
     def note(path: tuple[Any, ...], node: Any) -> bool:
-        found[path] = node
+        nodes_by_path[path] = node
         return False
 
     jax.tree_util.tree_flatten_with_path(tree, note, is_leaf_takes_path=True)
-    return found
+    return nodes_by_path

@@ -191,15 +191,17 @@ class Lengths(Steps):
     def _first_rounds(self, steps: jax.Array) -> tuple[jax.Array, jax.Array]:
         lengths = jax.vmap(self._length)(steps)
 
-        def one_round(rounds):
-            _, start, is_last = rounds
+        def mark_round(
+            carry: tuple[jax.Array, jax.Array, jax.Array],
+        ) -> tuple[jax.Array, jax.Array, jax.Array]:
+            _, start, is_last = carry
             stop = start + lengths[start]
             return start, stop, is_last.at[stop - 1].set(True, mode="drop")
 
-        first = jnp.int32(0)
-        begin = first, first, jnp.zeros(TABLED, bool)
+        step_0 = jnp.int32(0)
+        carry = step_0, step_0, jnp.zeros(TABLED, bool)
         last_start, stop, is_last = lax.while_loop(
-            lambda rounds: rounds[1] < TABLED, one_round, begin
+            lambda carry: carry[1] < TABLED, mark_round, carry
         )
         # The round of the last tabled step may end beyond the table.
         ends = jnp.where(is_last, steps, stop - 1)
@@ -225,8 +227,9 @@ class Shifted(Steps):
         return _and(step >= self.delay, self.steps(step - self.delay))
 
     def next(self, step: Any) -> Any:
-        sent = self.steps.next(_maximum(step - self.delay, 0))
-        return _select(sent < NO_STEP - self.delay, sent + self.delay, NO_STEP)
+        next_step = self.steps.next(_maximum(step - self.delay, 0))
+        has_next = next_step < NO_STEP - self.delay
+        return _select(has_next, next_step + self.delay, NO_STEP)
 
 
 @dataclass(frozen=True)
@@ -304,14 +307,16 @@ class Intersection(Steps):
                 return _select(following < span.end, following, NO_STEP)
 
         # Each set leaps to the other's next step until they agree.
-        def leap(carry):
+        def leap(
+            carry: tuple[jax.Array, jax.Array, jax.Array],
+        ) -> tuple[jax.Array, jax.Array, jax.Array]:
             candidate, _, leaps = carry
             candidate = jnp.asarray(self.left.next(candidate), jnp.int32)
             following = jnp.asarray(self.right.next(candidate), jnp.int32)
             following = jnp.where(candidate < NO_STEP, following, NO_STEP)
             return following, following == candidate, leaps + 1
 
-        def is_searching(carry):
+        def is_searching(carry: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
             candidate, agree, leaps = carry
             return ~agree & (candidate < NO_STEP) & (leaps < SEARCHED)
 
@@ -349,8 +354,11 @@ def _union(left: Steps, right: Steps) -> Steps:
     members = [*left.members, *right.members]
     if ALWAYS in members:
         return ALWAYS
-    distinct = list(dict.fromkeys(x for x in members if x != NEVER))
-    needed = [x for x in distinct if not any(_includes(y, x) for y in distinct)]
+    distinct = list(dict.fromkeys(member for member in members if member != NEVER))
+    needed = []
+    for member in distinct:
+        if not any(_includes(other, member) for other in distinct):
+            needed.append(member)
     if not needed:
         return NEVER
     return needed[0] if len(needed) == 1 else Union(tuple(needed))
@@ -380,9 +388,10 @@ def _intersection(left: Steps, right: Steps) -> Steps:
         if isinstance(union, Union):
             return functools.reduce(_union, [x & steps for x in union.members])
     for span, regular in ((left, right), (right, left)):
-        match span, regular:
-            case Span(first=first, end=end), Every() if regular.next(first) >= end:
-                return NEVER
+        if not (isinstance(span, Span) and isinstance(regular, Every)):
+            continue
+        if regular.next(span.first) >= span.end:
+            return NEVER
     return Intersection(left, right)
 
 
@@ -402,20 +411,23 @@ def _common(left: Every, right: Every) -> Steps:
 def _search(steps: Steps, step: Any) -> Any:
     """Finds the next step of a set window by window; NO_STEP beyond SEARCHED steps."""
     belongs = jax.vmap(lambda x: jnp.asarray(steps(x), bool))
-    first = jnp.asarray(step, jnp.int32)
+    search_start = jnp.asarray(step, jnp.int32)
 
-    def look(start):
-        return belongs(start + jnp.arange(WINDOW, dtype=jnp.int32))
+    def look(start: jax.Array) -> jax.Array:
+        return belongs(start + jnp.arange(WINDOW, dtype=jnp.int32))  # (steps,)
 
-    def is_searching(carry):
+    def is_searching(carry: tuple[jax.Array, jax.Array]) -> jax.Array:
         start, window = carry
-        return ~window.any() & (start < first + SEARCHED)
+        return ~window.any() & (start < search_start + SEARCHED)
 
-    def look_further(carry):
+    def look_further(
+        carry: tuple[jax.Array, jax.Array],
+    ) -> tuple[jax.Array, jax.Array]:
         start = carry[0] + WINDOW
         return start, look(start)
 
-    start, window = lax.while_loop(is_searching, look_further, (first, look(first)))
+    carry = search_start, look(search_start)
+    start, window = lax.while_loop(is_searching, look_further, carry)
     return jnp.where(window.any(), start + jnp.argmax(window), NO_STEP)
 
 

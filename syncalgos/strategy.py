@@ -311,14 +311,17 @@ def check_strategy(where: str, strategy: Any) -> None:
         ValueError: it is not a Strategy, or one of its functions takes other arguments.
     """
     if not isinstance(strategy, Strategy):
-        called = callable(strategy) and getattr(strategy, "__name__", None)
-        hint = f" (call it: {called}())" if called else ""
+        hint = ""
+        function_name = getattr(strategy, "__name__", None)
+        if callable(strategy) and function_name:
+            hint = f" (call it: {function_name}())"
         if isinstance(strategy, str):
             hint = f" (a strategy is an object: syncalgos.{strategy}())"
         if hasattr(strategy, "update"):
             hint = " (an optimizer? check the order of the arguments)"
-        got = checks.shown(strategy)
-        raise ValueError(f"{where}: expected a Strategy, got {got}{hint}")
+        raise ValueError(
+            f"{where}: expected a Strategy, got {checks.shown(strategy)}{hint}"
+        )
     for name in ("init", "reduce", "sync", "center"):
         names = list(inspect.signature(Strategy._field_defaults[name]).parameters)
         label = f"{where}: {name} of a Strategy"
@@ -387,8 +390,9 @@ def _way_out(params: PyTree, leaf: Any) -> str:
     if isinstance(params, type):
         return f"make an object of this class, {params.__name__}(…)"
     modules = [kind.__module__.partition(".")[0] for kind in type(params).__mro__]
-    if split := next((_SPLITS[name] for name in modules if name in _SPLITS), None):
-        return f"split the module by {split}"
+    for module in modules:
+        if module in _SPLITS:
+            return f"split the module by {_SPLITS[module]}"
     if isinstance(leaf, float):
         return f"use jnp.asarray({leaf})"
     return "an array that is not trained belongs in buffers"
@@ -412,7 +416,7 @@ def apply_reduce(
     Raises:
         ValueError: the result has another form; the first differing leaf is named.
     """
-    return _applied(strategy, "reduce", "grads", grads, replica, state, step)
+    return _apply(strategy, "reduce", "grads", grads, replica, state, step)
 
 
 def apply_sync(
@@ -432,27 +436,31 @@ def apply_sync(
     Raises:
         ValueError: the result has another form; the first differing leaf is named.
     """
-    return _applied(strategy, "sync", "replica", replica, state, step)
+    return _apply(strategy, "sync", "replica", replica, state, step)
 
 
-def _applied(
-    strategy: Strategy, changer: str, what: str, first: Any, *rest: Any
+def _apply(
+    strategy: Strategy, changer: str, tree_name: str, tree: Any, *arguments: Any
 ) -> tuple[Any, PyTree]:
     """Returns the pair from reduce or sync, whose parts must keep their form."""
     try:
-        pair = getattr(strategy, changer)(first, *rest)
+        pair = getattr(strategy, changer)(tree, *arguments)
     except TypeError as error:
         if not strategy.sees_loss and "tuple" in str(error):
             error.add_note("replica.loss is () unless the Strategy has sees_loss=True")
         raise
     # A list of two is a pytree as well, but would fail far from here.
-    is_pair, state = type(pair) is tuple and len(pair) == 2, rest[-2]
-    if not is_pair or (what == "replica" and not isinstance(pair[0], type(first))):
-        kinds = [type(x).__name__ for x in pair] if type(pair) is tuple else []
-        got = f"({', '.join(kinds)})" if kinds else type(pair).__name__
-        raise ValueError(f"{changer} must return ({what}, state), got {got}")
-    first = require_same(changer, what, first, pair[0])
-    return first, require_same(changer, "state", state, pair[1])
+    is_pair = type(pair) is tuple and len(pair) == 2
+    if not is_pair or (tree_name == "replica" and not isinstance(pair[0], type(tree))):
+        shown_pair = type(pair).__name__
+        if type(pair) is tuple and pair:
+            shown_pair = f"({', '.join(type(x).__name__ for x in pair)})"
+        raise ValueError(
+            f"{changer} must return ({tree_name}, state), got {shown_pair}"
+        )
+    *_, state, _ = arguments
+    new_tree = require_same(changer, tree_name, tree, pair[0])
+    return new_tree, require_same(changer, "state", state, pair[1])
 
 
 def loss_dtype(params: PyTree) -> Any:
@@ -482,23 +490,22 @@ def changes_params(
         One boolean per leaf: False if the sync returns the very array it was given.
     """
 
-    def sync_params(replica, state, step):
+    def sync_params(replica: Replica, state: PyTree, step: Any) -> PyTree:
         return strategy.sync(replica, state, step)[0].params
 
-    def visit(equation, values):
+    def visit(equation: Any, values: list[Any]) -> list[Any]:
         # A sync under jit returns new arrays even for those that it does not change.
         if equation.primitive.name in CALLS:
             return follow(*runs(equation, values).arms[0], visit)
         return [None] * len(equation.outvars)
 
     jaxpr = jax.make_jaxpr(sync_params)(replica, state, step)
-    places: list = [None] * len(jaxpr.jaxpr.invars)
-    param_places = [*range(len(jax.tree.leaves(replica.params)))]
-    places[: len(param_places)] = param_places  # the first leaves of a replica
-    results = follow(jaxpr, places, visit, literals=False)
-    return [
-        result != place for result, place in zip(results, param_places, strict=True)
-    ]
+    num_inputs = len(jaxpr.jaxpr.invars)
+    num_params = len(jax.tree.leaves(replica.params))
+    # A value is the number of a leaf of params, which are the first of a replica.
+    values = [*range(num_params), *[None] * (num_inputs - num_params)]
+    results = follow(jaxpr, values, visit, literals=False)
+    return [result != number for number, result in enumerate(results)]
 
 
 def require_same(
@@ -523,22 +530,25 @@ def require_same(
         ValueError: the tree changed; the first leaf that differs is named.
     """
     if jax.tree.structure(after) != jax.tree.structure(before):
-        why = checks.unlike(what, before, after)
-        raise ValueError(f"{changer} changes the structure of {what}: {why}")
+        difference = checks.unlike(what, before, after)
+        raise ValueError(f"{changer} changes the structure of {what}: {difference}")
 
-    def leaf(path, x, y):
-        was, now = jax.typeof(x), jax.typeof(y)
+    def check_leaf(path: Any, x: Any, y: Any) -> Any:
+        old_type = jax.typeof(x)
+        new_type = jax.typeof(y)
         is_cast = casts and all(
-            jnp.issubdtype(kind.dtype, np.floating) for kind in (was, now)
+            jnp.issubdtype(kind.dtype, np.floating) for kind in (old_type, new_type)
         )
-        if was.shape != now.shape or not (is_cast or was.dtype == now.dtype):
+        has_same_dtype = is_cast or old_type.dtype == new_type.dtype
+        if old_type.shape != new_type.shape or not has_same_dtype:
             raise ValueError(
                 f"{changer} changes {what}{jax.tree_util.keystr(path)} from "
-                f"{was.str_short()} to {now.str_short()}: shape and dtype must stay"
+                f"{old_type.str_short()} to {new_type.str_short()}: shape and dtype "
+                "must stay"
             )
         return y
 
-    return strong(jax.tree_util.tree_map_with_path(leaf, before, after))
+    return strong(jax.tree_util.tree_map_with_path(check_leaf, before, after))
 
 
 def take_step(
@@ -574,9 +584,9 @@ def take_step(
 def strong(tree: PyTree) -> PyTree:
     """Returns the tree without weak types."""
 
-    def leaf(x):
+    def make_strong(x: Any) -> Any:
         kind = jax.typeof(x)
         # State that returns with a weak type would make the next call compile again.
         return jnp.asarray(x, kind.dtype) if kind.weak_type else x
 
-    return jax.tree.map(leaf, tree)
+    return jax.tree.map(make_strong, tree)

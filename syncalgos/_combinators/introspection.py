@@ -119,27 +119,27 @@ class Combination:
 
     Attributes:
         call: (replica, state, step) -> (replica, state), the sync itself.
-        members: the strategies inside; () for a whole, which combinators must not take
-            apart.
+        members: the strategies inside; () for a leaf strategy, which combinators must
+            not take apart.
         rebuild: members -> the same combinator around these.
         gate: the steps at which the members are called; None: all.
         delay: what is on the way; None: the members' results land at once.
         clock: what it does at every local step, beside its members; None: nothing.
         landing: the steps at which results land, where these are not those of the
-            members or, for a whole, of `Strategy.acts`; None: they are.
+            members or, for a leaf, of `Strategy.acts`; None: they are.
         is_steady: whether it must act at every local step, so that `when` is refused.
         weights: the weights of workers that it adds to those of its members.
-        follow: for a whole that acts when the workers' data ask for it: extra -> the
+        follow: for a leaf that acts when the workers' data ask for it: extra -> the
             same strategy, with `extra` applied after it whenever it acts.
-        turns: for a whole that takes turns, such as the links of a graph that changes:
+        turns: for a leaf that takes turns, such as the links of a graph that changes:
             number -> the same strategy that takes its turns by number(step), and not by
             the local step.
         is_silent: whether it sends nothing, such as `reset`.
-        arrives: for a whole, when its results arrive, of the steps at which it acts.
+        arrives: for a leaf, when its results arrive, of the steps at which it acts.
         partial: whether other leaves of the model are not the members'.
         mixes: whether it keeps a share of what its member replaces, as `delayed` does
             without a delay.
-        weigh: for a whole that weighs params itself: the sync for params that are not
+        weigh: for a leaf that weighs params itself: the sync for params that are not
             weighted yet, in which it multiplies what it sends by the worker's share.
     """
 
@@ -177,7 +177,7 @@ class Combination:
 
 
 def combination(strategy: Strategy) -> Combination:
-    """The structure of a strategy; a sync not made by a combinator is a whole."""
+    """The structure of a strategy; without members for a leaf strategy."""
     sync = strategy.sync
     return sync if isinstance(sync, Combination) else Combination(sync)
 
@@ -190,7 +190,7 @@ def walk_strategies(strategy: Strategy) -> Iterator[Strategy]:
 
 
 def leaf_strategies(strategy: Strategy) -> list[Strategy]:
-    """The wholes in a strategy, which combinators must not take apart."""
+    """The leaves of a strategy, which combinators must not take apart."""
     members = walk_strategies(strategy)
     return [member for member in members if not combination(member).members]
 
@@ -201,7 +201,7 @@ def combinations(strategy: Strategy) -> list[Combination]:
 
 
 def rebuild_members(strategy: Strategy, change: Change) -> Strategy:
-    """Changes the members of a strategy, or the strategy itself if it is a whole."""
+    """Changes the members of a strategy, or the strategy itself if it is a leaf."""
     structure = combination(strategy)
     if structure.rebuild is None:
         return change(strategy)
@@ -209,7 +209,7 @@ def rebuild_members(strategy: Strategy, change: Change) -> Strategy:
 
 
 def change_leaf_strategies(change: Change, strategy: Strategy) -> Strategy:
-    """Changes the wholes inside a strategy, below all its combinators."""
+    """Changes the leaf strategies inside a strategy, below all its combinators."""
     if combination(strategy).members:
         change = functools.partial(change_leaf_strategies, change)
     return rebuild_members(strategy, change)

@@ -272,8 +272,8 @@ def sync_metrics(state: PyTree, step: Any) -> dict[str, Any]:
                 "measured: metrics hold one strategy's figures, not two: put measured "
                 "around one of them only"
             )
-        noted_step = jnp.ravel(node.at)[0]
         figures = node.values.reshape(-1, *node.values.shape[-2:])[0]  # (4, parts)
+        noted_step = jnp.ravel(node.at)[0]
         figures = jnp.where(noted_step == step, figures, 0)
         metrics["measured"] = Figures(*figures)
     return metrics
@@ -339,8 +339,9 @@ def compute_figures(
         total = collectives.mean(sum_parts(directions, other_sums), axis)
         if takes_part is True:
             return total / (workers - 1)
+        cosine_sum = workers * total
         num_pairs = num_participants * (num_participants - 1)
-        return workers * total / jnp.maximum(num_pairs, 1)
+        return cosine_sum / jnp.maximum(num_pairs, 1)
 
     moves = subtract(params, start_params)
     distances = subtract(params, weighted_mean(params))

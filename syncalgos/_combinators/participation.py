@@ -280,7 +280,7 @@ def weight_like(follower: Strategy, leader: Strategy) -> Strategy:
 
     is_stale = any(weighting.stale for weighting in weightings)
 
-    def schedule(step: Any, workers: int) -> jax.Array:
+    def schedule(step: Any, workers: int) -> Any:
         sent_step = step - sum(delays)
         return math.prod(
             _find_round_weights(weighting, sent_step, workers)
@@ -397,7 +397,7 @@ def compute_relative_weight(
 
 
 def any_worker_participates(strategy: Strategy, step: Any) -> jax.Array | bool:
-    """Whether a worker takes part in the sync of a whole at this step."""
+    """Whether a worker takes part in the sync of a leaf strategy at this step."""
     workers = collectives.size(introspection.find_axis(strategy))
     weightings = introspection.find_weightings(strategy)
     weights = [_compute_weights(x.schedule, step, workers) for x in weightings]
@@ -421,7 +421,7 @@ def _find_round_weights(
 
 
 def receives(strategy: Strategy, step: Any) -> jax.Array | bool:
-    """Whether the result of a whole's sync at this step reaches this worker.
+    """Whether the result of a leaf strategy's sync reaches this worker.
 
     It does not reach a worker that skips, if it then keeps its model.
     """

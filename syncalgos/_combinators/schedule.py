@@ -126,7 +126,7 @@ def _add_gate(
 
 
 def _take_turns(active: Steps, strategy: Strategy) -> Strategy:
-    """Lets a whole take its turns each time that it acts under a condition."""
+    """Lets a leaf strategy take its turns each time that it acts under a condition."""
     # By the local step, a period of 2 would use every other link of a graph, and the
     # workers would never agree.
     turns = introspection.combination(strategy).turns
@@ -208,7 +208,7 @@ def sync_when(strategy: Strategy, active: Callable[[Any], Any]) -> Strategy:
 
 
 def _sync_gated(strategy: Strategy, gated_strategy: Strategy) -> Strategy:
-    """Makes a whole: its members would lack reduce, which shares their state."""
+    """Makes a leaf strategy: members would lack reduce, which shares their state."""
     landing = introspection.landing_steps(gated_strategy)
     sync = introspection.Combination(gated_strategy.sync, landing=landing)
     return strategy._replace(sync=sync, acts=gated_strategy.acts)

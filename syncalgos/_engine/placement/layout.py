@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from syncalgos import checks
-from syncalgos._held_parts import HeldPart, bounds_of, pieces_of
+from syncalgos._held_parts import HeldPart, index_to_bounds, read_pieces
 from syncalgos._keys import is_key
 from syncalgos.collectives import WORKERS, PyTree
 
@@ -305,7 +305,7 @@ class Layout(NamedTuple):
             return change_key_words(self.part, x)
         first_place = self.own_places.start
         pieces = {}
-        for bounds, piece in pieces_of(x).items():
+        for bounds, piece in read_pieces(x).items():
             (start, end), _, *inner_bounds = bounds
             first_worker = (start - first_place) * self.lanes
             end_worker = (end - first_place) * self.lanes
@@ -341,7 +341,7 @@ class Layout(NamedTuple):
 
         def read_shard(index: Any) -> np.ndarray:
             if isinstance(x, HeldPart):
-                inner_bounds = bounds_of(index, shape)[2:]
+                inner_bounds = index_to_bounds(index, shape)[2:]
                 return x.read(((0, self.lanes), *inner_bounds))[None]
             return x[:, *index[2:]][None]
 
