@@ -12,7 +12,7 @@ import numpy as np
 
 from syncalgos._dtypes import PyTree, narrow, on_floats, widen
 from syncalgos.collectives._messages import buckets
-from syncalgos.collectives._peers import Peers
+from syncalgos.collectives._peers import HostFunction, Peers, call_on_host
 from syncalgos.collectives._shares import no_mean
 
 Arrays = list[np.ndarray]
@@ -43,7 +43,7 @@ def gather(tree: PyTree, axis: Peers) -> PyTree:
         return _gather(arrays, axis)
 
     leaves, form = jax.tree.flatten(jax.tree.map(jnp.asarray, tree))
-    rows = _send(axis, "all_gather", gather_bytes, leaves, lead=(axis.size,))
+    rows = _send(axis, "all_gather", gather_bytes, leaves, new_axes=(axis.size,))
     return form.unflatten(rows)
 
 
@@ -67,7 +67,8 @@ def exchange(
     if (table == np.arange(axis.size)).all():
         return form.unflatten(leaves)
     row = jnp.asarray(chosen, jnp.int32)
-    arrived = _send(axis, _moving_method(axis), exchange_bytes, leaves, first=[row])
+    method = _moving_method(axis)
+    arrived = _send(axis, method, exchange_bytes, leaves, leading_operands=[row])
     return form.unflatten(arrived)
 
 
@@ -113,9 +114,9 @@ def mean_of_group(tree: PyTree, groups: int, axis: Peers) -> PyTree:
         parts = padded.reshape(members, length)
         part = widen(parts[member])
         for distance in range(1, members):
-            # The part of the member from which it is `distance` to this one.
-            sent = parts[(member - distance) % members]
-            part = part + widen(shift_in_group(sent, distance))
+            # This process receives from `distance` ahead, and sends as far back.
+            receiver = (member - distance) % members
+            part = part + widen(shift_in_group(parts[receiver], distance))
         part = narrow(part / members, x)
         means = jnp.zeros_like(parts).at[member].set(part)
         for distance in range(1, members):
@@ -128,31 +129,31 @@ def mean_of_group(tree: PyTree, groups: int, axis: Peers) -> PyTree:
 
 def _send(
     axis: Peers,
-    name: str,
-    function: Any,
+    method: str,
+    function: HostFunction,
     leaves: Sequence[jax.Array],
-    lead: tuple[int, ...] = (),
-    first: Sequence[jax.Array] = (),
+    new_axes: tuple[int, ...] = (),
+    leading_operands: Sequence[jax.Array] = (),
 ) -> list[jax.Array]:
     """Sends the leaves that are not empty.
 
     Args:
         axis: the processes.
-        name: the transport's method, for messages.
+        method: the transport's method, for messages.
         function: NumPy arrays -> what arrived for each of them.
         leaves: arrays of any dtypes, also typed random keys.
-        lead: axes before the shape of what arrives.
-        first: arrays that the function gets before those of the leaves.
+        new_axes: the axes that what arrives has before those of the leaves.
+        leading_operands: arrays that the function gets before those of the leaves.
     """
     numbers = [_as_numbers(x) for x in leaves]
     operands = [x for x in numbers if x.size]
-    results = [jax.ShapeDtypeStruct((*lead, *x.shape), x.dtype) for x in operands]
+    results = [jax.ShapeDtypeStruct((*new_axes, *x.shape), x.dtype) for x in operands]
+    arrived = iter(())
     if operands:
-        arrived = iter(axis.send(name, function, [*first, *operands], results))
-    else:
-        arrived = iter(())
+        operands = [*leading_operands, *operands]
+        arrived = iter(call_on_host(axis, method, function, operands, results))
     arrays = [
-        next(arrived) if x.size else jnp.zeros((*lead, *x.shape), x.dtype)
+        next(arrived) if x.size else jnp.zeros((*new_axes, *x.shape), x.dtype)
         for x in numbers
     ]
     return [_like(x, leaf) for x, leaf in zip(arrays, leaves, strict=True)]
@@ -205,7 +206,7 @@ def _gather(arrays: Sequence[np.ndarray], axis: Peers) -> Arrays:
     """Returns the arrays of all processes, (size, *shape)."""
     parts = _join([_as_bytes(x) for x in arrays])
     arrived = axis.transport.all_gather(parts)
-    return _from_bytes(arrived, arrays, parts, lead=(axis.size,))
+    return _from_bytes(arrived, arrays, parts, new_axes=(axis.size,))
 
 
 def _as_bytes(x: np.ndarray) -> np.ndarray:
@@ -216,12 +217,12 @@ def _from_bytes(
     arrived: Sequence[np.ndarray],
     arrays: Sequence[np.ndarray],
     parts: Arrays,
-    lead: tuple[int, ...] = (),
+    new_axes: tuple[int, ...] = (),
 ) -> Arrays:
     """Splits bytes into arrays of the dtypes of those that were sent."""
-    split = _split(arrived, [_as_bytes(x) for x in arrays], parts, lead)
+    split = _split(arrived, [_as_bytes(x) for x in arrays], parts, new_axes)
     return [
-        row.view(x.dtype).reshape((*lead, *x.shape))
+        row.view(x.dtype).reshape((*new_axes, *x.shape))
         for row, x in zip(split, arrays, strict=True)
     ]
 
@@ -238,7 +239,7 @@ def _split(
     arrived: Sequence[np.ndarray],
     arrays: Sequence[np.ndarray],
     parts: Arrays,
-    lead: tuple[int, ...] = (),
+    new_axes: tuple[int, ...] = (),
 ) -> Arrays:
     """Splits what arrived for joined arrays into what arrived for each.
 
@@ -249,16 +250,16 @@ def _split(
     triples = zip(buckets(arrays), arrived, parts, strict=True)
     for bucket, received, part in triples:
         joined = np.asarray(received)
-        if joined.dtype != part.dtype or joined.shape != (*lead, part.size):
+        if joined.dtype != part.dtype or joined.shape != (*new_axes, part.size):
             raise ValueError(
                 f"it returned {joined.dtype}{[*joined.shape]} for {part.dtype}"
-                f"{[part.size]}, not {part.dtype}{[*lead, part.size]}"
+                f"{[part.size]}, not {part.dtype}{[*new_axes, part.size]}"
             )
         start = 0
         for i in bucket:
             end = start + arrays[i].size
             # A copy, since numbers in the middle of bytes may not be aligned.
             numbers = joined[..., start:end].copy()
-            results[i] = numbers.reshape((*lead, *arrays[i].shape))
+            results[i] = numbers.reshape((*new_axes, *arrays[i].shape))
             start = end
     return results

@@ -221,46 +221,50 @@ class Peers:
             raise watch.error
         return result
 
-    def send(
-        self,
-        name: str,
-        function: HostFunction,
-        operands: Sequence[jax.Array],
-        results: Sequence[jax.ShapeDtypeStruct],
-    ) -> list[jax.Array]:
-        """Calls a function of NumPy arrays on the host when the program runs.
 
-        Args:
-            name: the transport's method, for messages.
-            function: it calls the transport.
-            operands: what the function is called with.
-            results: the shapes and dtypes of what it returns.
-        """
+def call_on_host(
+    peers: Peers,
+    method: str,
+    function: HostFunction,
+    operands: Sequence[jax.Array],
+    results: Sequence[jax.ShapeDtypeStruct],
+) -> list[jax.Array]:
+    """Calls a function of NumPy arrays on the host when the program runs.
 
-        def call_on_host(*arrays: Any) -> list[np.ndarray]:
-            empty_results = [np.zeros(x.shape, x.dtype) for x in results]
-            if self._watch.is_on and self._watch.error is not None:
-                return empty_results
-            try:
-                return [*function(*map(np.asarray, arrays))]
-            except Exception as cause:
-                error = self._describe(name, cause)
-                error.__cause__ = cause
-                if not self._watch.is_on:
-                    raise error from cause
-                self._watch.error = error
-                return empty_results
+    Args:
+        peers: the processes, all of which must call it.
+        method: the transport's method that it calls, for messages.
+        function: the function.
+        operands: what it is called with.
+        results: the shapes and dtypes of what it returns.
+    """
+    watch = peers._watch
 
-        return [*io_callback(call_on_host, [*results], *operands, ordered=True)]
+    def call(*arrays: Any) -> list[np.ndarray]:
+        empty_results = [np.zeros(x.shape, x.dtype) for x in results]
+        if watch.is_on and watch.error is not None:
+            return empty_results
+        try:
+            return [*function(*map(np.asarray, arrays))]
+        except Exception as cause:
+            error = _make_error(peers, method, cause)
+            if not watch.is_on:
+                raise error from cause
+            error.__cause__ = cause
+            watch.error = error
+            return empty_results
 
-    def _describe(self, name: str, cause: Exception) -> TransportError:
-        lines = str(cause).strip().splitlines() or [""]
-        return TransportError(
-            f"{name} among {self.size} processes failed ({type(cause).__name__}: "
-            f"{lines[0]}): a peer may be lost, or waits elsewhere; the arrays before "
-            "this step are still good: join the processes again, and repeat the step "
-            "with a strategy over Peers of the new transport"
-        )
+    return [*io_callback(call, [*results], *operands, ordered=True)]
+
+
+def _make_error(peers: Peers, method: str, cause: Exception) -> TransportError:
+    lines = str(cause).strip().splitlines() or [""]
+    return TransportError(
+        f"{method} among {peers.size} processes failed ({type(cause).__name__}: "
+        f"{lines[0]}): a peer may be lost, or waits elsewhere; the arrays before this "
+        "step are still good: join the processes again, and repeat the step with a "
+        "strategy over Peers of the new transport"
+    )
 
 
 def size(axis: Peers) -> int:
