@@ -1,10 +1,11 @@
 """Tables of the atlas's page: every algorithm at its best, and after an equal time.
 
 `benchmarks.harness.studies` makes them from the records of the atlas's studies, and
-writes them between the marks of docs/studies/atlas.md.
+writes them beside these: verdicts.csv and equal-time.csv, which the page includes.
 """
 
 import csv
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -151,12 +152,12 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return lines
 
 
-def write_table(page: Path, mark: str, table: Sequence[str]) -> bool:
-    """Writes a table between "<!-- MARK -->" and "<!-- end -->" of a page, if there."""
-    comment = f"<!-- {mark} -->\n\n"
-    head, separator, old_text = page.read_text("utf-8").partition(comment)
-    if not separator:
-        return False
-    tail = old_text[old_text.index("\n\n<!-- end -->") :]
-    page.write_text(head + separator + "\n".join(table) + tail, "utf-8")
-    return True
+def format_csv(table: Sequence[str]) -> str:
+    """Returns a Markdown table as text of a CSV file, without backslashes."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    head, _, *lines = table
+    for line in (head, *lines):
+        cells = line.replace("\\*", "*").strip("|").split("|")
+        writer.writerow([cell.strip() for cell in cells])
+    return text.getvalue()

@@ -7,7 +7,7 @@ finals.jsonl, curves.jsonl if it exists (benchmarks.harness.curves), and the pre
 the folder's name. It writes table.csv and the existing figures again. Values that the
 records lack do not change, such as modelled times of records without messages. Records
 made with other flags have a suffix, such as finals-2500.jsonl, and so do their table
-and figures. The page of the atlas has tables of three studies.
+and figures. The page of the atlas includes tables of three studies.
 """
 
 import argparse
@@ -203,7 +203,7 @@ def rewrite(folder: Path) -> list[Path]:
         curve_lines = evaluations(curve_path) if curve_path.exists() else []
         report = make_report(config, _read_finals(record), curve_lines)
         if folder.name in JOINED:
-            written += _rewrite_page(folder, report)
+            written += _write_atlas(folder, report)
         path = folder / f"table{suffix}.csv"
         if path.exists():
             text = io.StringIO(path.read_text("utf-8"), newline="")
@@ -224,20 +224,15 @@ def _read_finals(path: Path) -> Lines:
     return lines
 
 
-def _rewrite_page(folder: Path, report: Report) -> list[Path]:
-    """Writes a study's table between the atlas's mark for it, and its equal times.
-
-    Returns:
-        The files with a table.
-    """
-    page = folder.with_name("atlas.md")
-    if not atlas.write_table(page, folder.name, atlas.best_table(report)):
-        return []
+def _write_atlas(folder: Path, report: Report) -> list[Path]:
+    """Writes the tables that the page of the atlas includes; returns their files."""
+    verdicts = folder / "verdicts.csv"
+    files.write(verdicts, atlas.format_csv(atlas.best_table(report)))
     if not all(curve.seconds for curve in report.curves):
-        return [page]
-    equal_time = folder / "equal-time.txt"
-    files.write(equal_time, "\n".join(atlas.equal_time_table(report)) + "\n")
-    return [page, equal_time]
+        return [verdicts]
+    equal_time = folder / "equal-time.csv"
+    files.write(equal_time, atlas.format_csv(atlas.equal_time_table(report)))
+    return [verdicts, equal_time]
 
 
 def _redraw_figures(report: Report, folder: Path, suffix: str) -> list[Path]:
@@ -265,7 +260,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     written = []
     for folder in folders or sorted(FOLDER.iterdir()):
         written += rewrite(folder)
-    for path in dict.fromkeys(written):  # a page has tables of several studies
+    for path in written:
         print(path)
     if not folders:
         print(headline.write(FOLDER / JOINED[0]))

@@ -44,7 +44,10 @@ def find_code(source: str, name: str) -> str:
     nodes = ast.parse(source).body
     function = None
     for part in name.split("."):
-        matches = [node for node in nodes if getattr(node, "name", "") == part]
+        definitions = [
+            node for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)
+        ]
+        matches = [node for node in definitions if node.name == part]
         if not matches:
             raise LookupError(f"docs/core.md: no {name} in its file: change its mark")
         function = matches[0]

@@ -1,5 +1,6 @@
 """Every statistical figure on a page of results is that of the records."""
 
+import csv
 import re
 
 import pytest
@@ -99,6 +100,9 @@ def table_below(page, anchor):
     for part in re.split(r"^#+ ", page.read_text("utf-8"), flags=re.MULTILINE):
         head = part.partition("\n")[0].lower()
         if re.sub(r"[^\w -]", "", head).replace(" ", "-") == anchor[1:]:
+            for file in re.findall(r"^:file: (.+)$", part, re.MULTILINE):
+                rows = csv.reader((page.parent / file).read_text("utf-8").splitlines())
+                part += "".join(f"\n| {' | '.join(row)} |" for row in rows)
             assert "\n|" in part
             return part
     raise AssertionError(f"{page.name} has no heading {anchor}")

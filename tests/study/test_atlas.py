@@ -65,9 +65,6 @@ def test_all_have_the_time_of_averaging():
     ]
 
 
-def test_a_table_is_written_between_its_marks_alone(tmp_path):
-    page = tmp_path / "atlas.md"
-    page.write_text("a\n<!-- one -->\n\nold\n\n<!-- end -->\nb\n")
-    assert atlas.write_table(page, "one", ["new", "lines"])
-    assert page.read_text() == "a\n<!-- one -->\n\nnew\nlines\n\n<!-- end -->\nb\n"
-    assert not atlas.write_table(page, "two", ["new"])
+def test_a_table_as_csv_has_cells_of_markdown():
+    table = ["| a | b | c |", "| --- | --: | --- |", "| `x` | | 0.5 [0.0, 0.9] \\* |"]
+    assert atlas.format_csv(table) == 'a,b,c\n`x`,,"0.5 [0.0, 0.9] *"\n'
