@@ -1,8 +1,8 @@
 """Includes the library's code in docs/core.md, without docstrings and comments.
 
 A line `<!-- FILE: NAME NAME -->` above a link to the file says which functions the site
-shows there; those inside a function or a class as OUTER.INNER. After `to "TEXT"`, a
-block ends at the first line that has the text.
+shows there; those inside a function or a class as OUTER.INNER. `first 9 lines of NAME`
+shows the beginning of a function.
 """
 
 import ast
@@ -13,7 +13,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "core.md"
 MARK = re.compile(
-    r"<!-- (?P<file>\S+\.py): (?P<names>[\w. ]+?)(?: to \"(?P<last>.+?)\")? -->\n"
+    r"<!-- (?P<file>\S+\.py): (?:first (?P<count>\d+) lines of )?"
+    r"(?P<names>[\w. ]+) -->\n"
     r"(?P<link>.*\n)"
 )
 
@@ -27,11 +28,8 @@ def block(mark: re.Match[str]) -> str:
     """Returns the block of code that a mark asks for."""
     source = (ROOT / mark["file"]).read_text("utf-8")
     code = "\n\n\n".join(find_code(source, name) for name in mark["names"].split())
-    if mark["last"]:
-        before, text, after = code.partition(mark["last"])
-        if not text:
-            raise LookupError(f"docs/core.md: no {mark['last']!r} in {mark['names']}")
-        code = before + text + after.partition("\n")[0]
+    if mark["count"]:
+        code = "\n".join(code.splitlines()[: int(mark["count"])])
     return f"```python\n{code}\n```\n"
 
 
