@@ -4,6 +4,7 @@ Both can be imported from `experiments`. docs/from-python.md shows how to use th
 """
 
 import logging
+import pickle
 import secrets
 import shlex
 import sys
@@ -13,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import jax
@@ -21,16 +21,18 @@ import jax
 from experiments.command import errors, terminal
 from experiments.command.errors import BadRequest, Unwritten
 from experiments.command.factories import OWN
-from experiments.command.flags import own_of
+from experiments.command.flags import own_of, words_of
 from experiments.command.overlapping import Overlapping
-from experiments.command.words import as_words
+from experiments.command.words import as_words, flag_groups, without
 from experiments.one_run import opened
 from experiments.study import config as study_config
 from experiments.study import page, study
+from experiments.study.command_line import VariantWords, read_algorithms
 from experiments.study.results import Report
 from experiments.tasks.task import Task, check_task
 from experiments.training import machine
 from experiments.training.config import RunConfig
+from experiments.training.objects import NO_OBJECTS, Objects
 from experiments.training.prepare import prepare
 from experiments.training.process_group import on_host
 from experiments.training.progress import Line
@@ -161,8 +163,8 @@ class Study(NamedTuple):
         return Path(folder) / "report.html"
 
 
-Algorithm = str | Strategy | Callable[..., Strategy]
-"""A name with flags, such as "bmuf --period 8", a strategy, or its factory."""
+Algorithm = str | RunConfig | Strategy | Callable[..., Strategy]
+"""A name with flags, such as "bmuf --period 8", a config, a strategy or its factory."""
 
 
 @_as_before
@@ -180,7 +182,8 @@ def compare(
     Args:
         algos: the value of `--algos`, such as "sync_sgd, bmuf --nesterov"; or a list of
             algorithms; or a dict with a label for each, {"mine": syncalgos.bmuf(8)}. An
-            algorithm is a name with flags, a strategy or a factory of strategies.
+            algorithm is a name with flags, a strategy, a factory of strategies, or a
+            RunConfig, of which all but the task is the algorithm's own.
         seeds: the number of runs of each algorithm, with seeds 0 to N - 1.
         tune: flags to tune for each algorithm on validation data, by name:
             {"lr": "0.0125:1.6:log:8"}.
@@ -188,8 +191,8 @@ def compare(
             {"task": "mnist1d", "steps": 400, "baseline": "sync_sgd", "out": "study"}.
             The task may also be a Task or its factory.
 
-    Objects, and functions of a script, have no name that another process could import:
-    such a study is made anew in each call, and not by jobs.
+    A study of objects, or of functions of a script, is made anew in each call. Jobs
+    take those that pickle by what other processes can import.
 
     Returns:
         The table, the runs and the report; `Study.report` writes the report.
@@ -198,67 +201,145 @@ def compare(
         BadRequest: the request cannot be met; one line says why.
     """
     errors.check_working_folder()
-    # A name of its own for each call: no study is continued with other objects.
-    given = ModuleType(f"python_{secrets.token_hex(4)}")
-    given.__file__ = None
-    argv = _argv(algos, seeds, tune or {}, flags or {}, given)
-    sys.modules[given.__name__] = given
-    try:
-        config = study_config.read(argv)
-        if config.list:
-            raise BadRequest("--list makes no runs: use python -m experiments.compare")
-        if config.is_parallel and given.__name__ in " ".join(config.factories):
-            raise BadRequest("jobs import by name: use 'module:function', no objects")
-        with study.opened(config) as (plan, maker):
-            study.make_runs(config, plan, maker, _never)
-            runs = study.ended(plan)
-        if plan.failures:
-            raise BadRequest(plan.failures[0][1].line)
-        found = study.report(config, argv, runs)
-    finally:
-        del sys.modules[given.__name__]
-    rows = [page.csv_row(found, row) for row in found.rows]
-    return Study(rows, [*study.final_lines(runs)], config.folder, found)
+    study_flags = dict(flags or {})
+    task = None
+    if "task" in study_flags:
+        task, study_flags["task"] = _take_task(study_flags["task"])
+    algorithms = _list_algorithms(algos, task)
+    # No study is continued with other objects.
+    has_objects = any(x.objects != NO_OBJECTS for x in algorithms)
+    token = secrets.token_hex(4) if has_objects else ""
+    text = algos
+    if not isinstance(text, str):
+        text = ", ".join(map(_write_algorithm, algorithms))
+    tuned = [f"{name}={values}" for name, values in (tune or {}).items()]
+    argv = as_words({"algos": text, "seeds": seeds, "tune": tuned, **study_flags})
+    config = study_config.read(argv, algorithms, token)
+    if config.list:
+        raise BadRequest("--list makes no runs: use python -m experiments.compare")
+    if config.is_parallel:
+        for variant in algorithms:
+            _check_importable(variant.objects)
+    with study.opened(config) as (plan, maker):
+        study.make_runs(config, plan, maker, _never)
+        runs = study.ended(plan)
+    if plan.failures:
+        raise BadRequest(plan.failures[0][1].line)
+    report = study.report(config, argv, runs)
+    rows = [page.csv_row(report, row) for row in report.rows]
+    return Study(rows, [*study.final_lines(runs)], config.folder, report)
 
 
-def _argv(
-    algos: str | Sequence[Algorithm] | Mapping[str, Algorithm],
-    seeds: int,
-    tune: Mapping[str, str],
-    flags: Mapping[str, Any],
-    given: ModuleType,
-) -> list[str]:
-    """Returns the command line of a comparison; puts its objects into a module."""
-    if not isinstance(algos, str):
-        pairs = [*algos.items()] if isinstance(algos, Mapping) else []
-        for number, x in enumerate(() if pairs else algos, 1):
-            name = getattr(x, "__name__", "")
-            label = name if name.isidentifier() else f"strategy {number}"
-            pairs.append(("" if isinstance(x, str) else label, x))
-        words = []
-        for label, algorithm in pairs:
-            name = _name(algorithm, given)
-            words.append(f"{shlex.quote(label)}={name}" if label else name)
-        algos = ", ".join(words)
-    tuned = [f"{name}={values}" for name, values in tune.items()]
-    argv = as_words({"algos": algos, "seeds": seeds, "tune": tuned})
-    task = {"task": _name(flags["task"], given)} if "task" in flags else {}
-    return [*argv, *as_words({**flags, **task})]
+def _take_task(task: Any) -> tuple[Any, str]:
+    """Returns a task that is no name, or None; and its name for a config.
+
+    Raises:
+        BadRequest: it is neither a name, nor a Task or its factory.
+    """
+    if isinstance(task, str):
+        return None, task
+    _check_object(task, Task)
+    imported_name = _find_import(task)
+    return (None, imported_name) if imported_name else (task, OWN)
 
 
-def _name(x: Any, given: ModuleType) -> str:
-    """Returns the name of an algorithm or a task; puts an object into the module."""
-    if isinstance(x, str):
-        return x
-    if callable(x):
-        module, name = getattr(x, "__module__", ""), getattr(x, "__name__", "")
-        if module != "__main__" and getattr(sys.modules.get(module), name, None) is x:
-            return f"{module}:{name}"
-    elif not isinstance(x, Strategy | Task):
+def _list_algorithms(
+    algos: str | Sequence[Algorithm] | Mapping[str, Algorithm], task: Any
+) -> list[VariantWords]:
+    """Returns the algorithms that `compare` is called with, and their objects.
+
+    Raises:
+        BadRequest: one is neither a name, a config, a strategy nor a factory; or two
+            have one label.
+    """
+    objects = Objects(task=task)
+    if isinstance(algos, str):
+        return [x._replace(objects=objects) for x in read_algorithms(algos)]
+    pairs: list[tuple[str, Algorithm]] = []
+    if isinstance(algos, Mapping):
+        pairs += algos.items()
+    else:
+        pairs += [("", algorithm) for algorithm in algos]
+    variants: dict[str, VariantWords] = {}
+    for number, (label, algorithm) in enumerate(pairs, 1):
+        variant = _make_variant(label, number, algorithm, objects)
+        if variant.label in variants:
+            raise BadRequest(
+                f"compare has {variant.label!r} twice: give another label, as in "
+                "{'other': …}"
+            )
+        variants[variant.label] = variant
+    return [*variants.values()]
+
+
+def _make_variant(
+    label: str, number: int, algorithm: Algorithm, objects: Objects
+) -> VariantWords:
+    """Makes one algorithm of `compare`; its place and its name label it by default."""
+    if isinstance(algorithm, str):
+        named_variants = read_algorithms(algorithm)
+        if len(named_variants) != 1:
+            raise BadRequest(
+                f"{algorithm!r} has several algorithms: give each as an item of its own"
+            )
+        [variant] = named_variants
+        return variant._replace(label=label or variant.label, objects=objects)
+    if isinstance(algorithm, RunConfig):
+        if algorithm.task != DEFAULT.task:
+            raise BadRequest(
+                f"compare trains one task: name {algorithm.task!r} in flags, and leave "
+                "it out of the RunConfig"
+            )
+        words = without(words_of(algorithm), ("algo", "task"))
+        own_words = tuple(word for group in flag_groups(words) for word in group)
+        label = label or " ".join([algorithm.algo, *own_words])
+        return VariantWords(label, algorithm.algo, own_words, objects=objects)
+    _check_object(algorithm, Strategy)
+    name = getattr(algorithm, "__name__", "")
+    label = label or (name if name.isidentifier() else f"strategy {number}")
+    imported_name = _find_import(algorithm)
+    if imported_name:
+        return VariantWords(label, imported_name, objects=objects)
+    return VariantWords(label, OWN, objects=replace(objects, strategy=algorithm))
+
+
+def _check_object(x: Any, kind: type) -> None:
+    """Raises a BadRequest unless this is an object of a kind, or its factory."""
+    if not (isinstance(x, kind) or callable(x)):
         raise BadRequest(f"compare takes names, objects and factories, got {shown(x)}")
-    name = f"given{len(vars(given))}"
-    setattr(given, name, x if callable(x) else lambda: x)
-    return f"{given.__name__}:{name}"
+
+
+def _find_import(x: Any) -> str:
+    """Returns the name by which any process can import a factory; "" if none can."""
+    if not callable(x):
+        return ""
+    module, name = getattr(x, "__module__", ""), getattr(x, "__name__", "")
+    is_there = getattr(sys.modules.get(module), name, None) is x
+    return f"{module}:{name}" if is_there and module != "__main__" else ""
+
+
+def _check_importable(objects: Objects) -> None:
+    """Raises a BadRequest unless other processes can import what makes the objects."""
+    for x in (objects.strategy, objects.task):
+        if x is None:
+            continue
+        try:
+            is_importable = b"__main__" not in pickle.dumps(x)
+        except (pickle.PicklingError, AttributeError, TypeError):
+            is_importable = False
+        if not is_importable:
+            raise BadRequest(
+                f"jobs import by name what they run, which {type(x).__name__} "
+                f"{shown(x)} does not allow: use 'module:function', or one job"
+            )
+
+
+def _write_algorithm(variant: VariantWords) -> str:
+    """Returns an algorithm as a word of --algos."""
+    call = shlex.join([variant.algo, *variant.words])
+    if variant.label in (variant.algo, " ".join([variant.algo, *variant.words])):
+        return call
+    return f"{shlex.quote(variant.label)}={call}"
 
 
 def _never() -> int:

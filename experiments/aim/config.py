@@ -17,7 +17,11 @@ from experiments.command.factories import ALGORITHM
 from experiments.command.settings import Group, checked, count, flag, settings_of
 from experiments.command.words import Words, cleaned, flag_groups
 from experiments.files import needed, read_bytes, try_to_write
-from experiments.study.command_line import VariantWords, parse_variants
+from experiments.study.command_line import (
+    VariantWords,
+    parse_variants,
+    read_algorithms,
+)
 from experiments.study.variants import at
 from experiments.training import config as training
 from syncalgos import network
@@ -151,7 +155,7 @@ class AimConfig:
 
     def _parse_variants(self, text: str) -> tuple[VariantWords, ...]:
         return parse_variants(
-            text,
+            read_algorithms(text),
             task=self.task,
             shared=self.shared,
             own_names=SETTINGS,

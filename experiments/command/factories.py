@@ -324,6 +324,7 @@ def call(
     arguments: Mapping[str, Any],
     offered: Mapping[str, Any],
     check: Callable[[Any], None],
+    factory: Callable[..., Any] | None = None,
 ) -> Any:
     """Calls a factory with its flags and the offered values that it has parameters for.
 
@@ -333,13 +334,15 @@ def call(
         arguments: values of its flags.
         offered: values that the harness passes to factories with such parameters.
         check: raises a ValueError for a result that cannot be used.
+        factory: the factory itself, if Python code passed it.
 
     Raises:
         BadRequest: a custom factory raised an error.
         ValueError: a registered factory refused its arguments.
     """
     with explained(kind.flag, name):
-        factory = named(kind, name)
+        if factory is None:
+            factory = named(kind, name)
         spelled = spellings(inspect.signature(factory).parameters)
         names = {flag: name for name, flag in spelled.items()}
         arguments_by_parameter = {

@@ -49,7 +49,12 @@ class _Show(argparse.Action):
         parser.exit()
 
 
-def parse(argv: Sequence[str], config: type[Config], basic: Collection[str]) -> Config:
+def parse(
+    argv: Sequence[str],
+    config: type[Config],
+    basic: Collection[str],
+    factories: Sequence[Factory] | None = None,
+) -> Config:
     """Reads the command line of a run; --help, --list and --version print and exit.
 
     --help shows the flags that are needed most, and those of a named algorithm or task;
@@ -61,13 +66,14 @@ def parse(argv: Sequence[str], config: type[Config], basic: Collection[str]) -> 
         config: the dataclass whose fields are the common flags. It also has the fields
             `arguments`, for the algorithm, and `task_arguments`.
         basic: the fields that are needed most.
+        factories: the algorithm and the task, if Python code passed one of them.
 
     Raises:
         BadRequest: one line says what was wrong and what is possible.
     """
     words = cleaned(argv)
     settings = settings_of(config)
-    own_factories = _own_of(words, settings)
+    own_factories = [*(factories or _own_of(words, settings))]
     if {"-h", "--help", "--help-all"} & {*words}:
         own_factories = [
             each for each in own_factories if _named(words, each.kind.flag)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from experiments.command.factories import OWN
 from experiments.command.words import parameter
 from experiments.study import presets, results, sentences, statistics
 from experiments.study.config import StudyConfig
@@ -355,10 +356,12 @@ def rates(config: StudyConfig, rows: Sequence[Row]) -> tuple[str, float, list[st
     """
     is_tuned = any("lr" in x.flags and len(x.values) > 1 for x in config.tuned)
     # One algorithm at several rates is a study of rates.
-    methods = {
-        (x.algo, *chain(*(own for own in x.own_flags if parameter(own[0]) != "lr")))
-        for x in config.variants
-    }
+    methods: set[tuple[str, ...]] = set()
+    for variant in config.variants:
+        # Objects have no names that would tell them apart.
+        name = variant.label if variant.algo == OWN else variant.algo
+        own_flags = [x for x in variant.own_flags if parameter(x[0]) != "lr"]
+        methods.add((name, *chain(*own_flags)))
     rows_by_point = by_point(rows)
     groups = [*rows_by_point.values()]
     unfair = [group for group in groups if _times(group) > APART]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from experiments.command import flags
 from experiments.command.errors import BadRequest, refusing
-from experiments.command.factories import ALGORITHM, flag_kind
+from experiments.command.factories import ALGORITHM, TASK, Factory, flag_kind
 from experiments.command.words import (
     TAKEN,
     Words,
@@ -31,6 +31,7 @@ from experiments.study.variants import (
     count_trials,
 )
 from experiments.training.config import SETTINGS, parse
+from experiments.training.objects import NO_OBJECTS, Objects
 from experiments.training.progress import DISPLACEMENTS, MEASURED
 
 # Names that a study's records use themselves: no swept or tuned parameter may have one.
@@ -48,20 +49,24 @@ class VariantWords(NamedTuple):
         label: its name in the report.
         algo: the name of the algorithm.
         words: its own flags, as on the command line of experiments.run.
+        task: the name of the task.
         argv: the flags of its runs, without what is swept and tuned.
         readers: the parameters of its runs that a study may set, each with the function
             that reads its value.
         swept: the axis of the sweep, if its runs have the parameter.
         tuned: the tuned axes, of parameters that its runs have.
+        objects: what Python code passed in place of names.
     """
 
     label: str
     algo: str
     words: Words = ()
+    task: str = ""
     argv: Words = ()
     readers: Readers = MappingProxyType({})
     swept: Sequence[Axis] = ()
     tuned: Sequence[Axis] = ()
+    objects: Objects = NO_OBJECTS
 
     @property
     def own_flags(self) -> list[Words]:
@@ -92,20 +97,24 @@ class VariantWords(NamedTuple):
         """
         first_values = {axis.flag: axis.values[0] for axis in self.swept}
         axes = *self.swept, *self.tuned
+        own_factories = None
+        if self.objects != NO_OBJECTS:
+            own_factories = _describe_factories(self)
         return Variant(
             label=self.label,
             algo=self.algo,
-            config=parse([*self.argv, *as_words(first_values)]),
+            config=parse([*self.argv, *as_words(first_values)], own_factories),
             words=self.words,
             parameters=self.parameters,
             swept=self.swept,
             tuned=self.tuned,
             readers={axis.flag: self.readers[axis.flag] for axis in axes},
+            objects=self.objects,
         )
 
 
 def parse_variants(
-    text: str,
+    algorithms: Sequence[VariantWords],
     *,
     task: str,
     shared: Sequence[Words],
@@ -118,7 +127,7 @@ def parse_variants(
     """Reads the algorithms of a command, with the flags that their runs accept.
 
     Args:
-        text: the value of --algos.
+        algorithms: the algorithms with their own flags, as of `read_algorithms`.
         task: the name of the task.
         shared: flags of all runs with one value, one tuple of words for each.
         own_names: the command's own parameters, suggested for a misspelt flag.
@@ -132,8 +141,9 @@ def parse_variants(
             that no variant has, or that is given, swept or tuned twice.
     """
     variants: list[VariantWords] = []
-    for variant in read_algorithms(text):
-        readers = _find_readers(variant.algo, task, taken)
+    for algorithm in algorithms:
+        variant = algorithm._replace(task=task)
+        readers = _find_readers(variant, taken)
         first_words = ("--algo", variant.algo, "--task", task, *added)
         shared_words = [x for x in shared if parameter(x[0]) in readers]
         tuned_axes = [own_axis for axis in tuned for own_axis in axis.of(readers)]
@@ -149,10 +159,16 @@ def parse_variants(
     return tuple(variants)
 
 
-def _find_readers(algo: str, task: str, taken: Mapping[str, str]) -> Readers:
+def _describe_factories(variant: VariantWords) -> list[Factory]:
+    """Describes the algorithm and the task of a variant."""
+    algorithm = variant.objects.describe(ALGORITHM, variant.algo)
+    return [algorithm, variant.objects.describe(TASK, variant.task)]
+
+
+def _find_readers(variant: VariantWords, taken: Mapping[str, str]) -> Readers:
     """Returns a reader for each parameter that a study may set for runs."""
     readers = {name: setting.read for name, setting in SETTINGS.items()}
-    for factory in flags.own_of(algo, task, None):
+    for factory in _describe_factories(variant):
         for name, own_parameter in factory.flags.items():
             readers[name] = flag_kind(own_parameter).get("type")
     return {

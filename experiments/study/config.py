@@ -5,7 +5,7 @@ import hashlib
 import importlib.util
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 
 from experiments.command import flags
 from experiments.command.errors import BadRequest, refusing
-from experiments.command.factories import ALGORITHM
+from experiments.command.factories import ALGORITHM, OWN
 from experiments.command.flags import PAPER
 from experiments.command.settings import (
     Group,
@@ -31,7 +31,12 @@ from experiments.command.words import (
     parameter,
 )
 from experiments.study import presets
-from experiments.study.command_line import VariantWords, parse_axis, parse_variants
+from experiments.study.command_line import (
+    VariantWords,
+    parse_axis,
+    parse_variants,
+    read_algorithms,
+)
 from experiments.study.variants import MOST_RUNS, Axis, Variant, at
 from experiments.training import config as training
 from experiments.training.config import RunConfig
@@ -57,6 +62,9 @@ class StudyConfig:
 
     Attributes:
         shared: flags of all runs, one tuple of words for each flag.
+        algorithms: the algorithms, if Python code passed them; else --algos names them.
+        token: a text that tells the objects of this study from those of any other; ""
+            if there are none.
     """
 
     algos: str = flag(
@@ -149,6 +157,8 @@ class StudyConfig:
     )
 
     shared: tuple[Words, ...] = ()
+    algorithms: tuple[VariantWords, ...] = ()
+    token: str = ""
 
     def __post_init__(self) -> None:
         """Raises a ValueError for a field that is out of range."""
@@ -157,8 +167,9 @@ class StudyConfig:
     @cached_property
     def variant_words(self) -> tuple[VariantWords, ...]:
         """The algorithms, with the flags that their runs accept, as words."""
+        algorithms = self.algorithms or read_algorithms(self.algos)
         return parse_variants(
-            self.algos,
+            algorithms,
             task=self.task,
             shared=self.shared,
             own_names=SETTINGS,
@@ -217,8 +228,11 @@ class StudyConfig:
         devices = self.devices_per_job
         return {
             **({} if devices is None else {"devices_per_job": devices}),
-            "entries": [[v.label, v.algo, list(v.words)] for v in self.variant_words],
-            "task": self.task,
+            "entries": [
+                [x.label, self._identify(x.algo), list(x.words)]
+                for x in self.variant_words
+            ],
+            "task": self._identify(self.task),
             "words": sorted((list(g) for g in self.shared), key=lambda words: words[0]),
             "sweep": self.swept and [self.swept.flag, *self.swept.values],
             "tune": [r.listed for r in self.tuned],
@@ -227,6 +241,10 @@ class StudyConfig:
             "tune_seeds": self.tune_seeds if is_tuned else None,
             "share": TUNE_SHARE if is_tuned else None,
         }
+
+    def _identify(self, name: str) -> str:
+        """Returns a name that no other algorithm or task has, for that of an object."""
+        return f"{name} {self.token}" if name == OWN else name
 
     @property
     def compared_to(self) -> str:
@@ -255,15 +273,21 @@ class StudyConfig:
 SETTINGS = settings_of(StudyConfig)
 
 
-def read(argv: list[str]) -> StudyConfig:
+def read(
+    argv: list[str], algorithms: Sequence[VariantWords] = (), token: str = ""
+) -> StudyConfig:
     """Reads and checks a command line; --help and --version print and exit.
 
     Errors are found now, before jax is imported, rather than hours later in a run.
 
+    Args:
+        argv: the flags.
+        algorithms, token: as for `StudyConfig`.
+
     Raises:
         BadRequest: a flag is unknown or out of range; one line.
     """
-    config = parse(argv)
+    config = replace(parse(argv), algorithms=tuple(algorithms), token=token)
     for line in _conflicts(config):
         raise BadRequest(line)
     with refusing():

@@ -9,6 +9,7 @@ import logging
 import math
 import operator
 import os
+import pickle
 import pkgutil
 import queue
 import random
@@ -135,6 +136,7 @@ def _order(config: StudyConfig, plan: StudyQueue) -> worker.Order:
         "factories": config.factories,
         "facts": worker.facts(config.factories, environ),
         "first": _plain(first.config_of(first.seeds[0])),
+        "objects": pickle.dumps(first.variant.objects),
     }
 
 
@@ -237,7 +239,8 @@ class Jobs:
 
     def _begin(self, address: str, run: Missing) -> None:
         """Has a worker execute a run."""
-        given = run.number, _plain(run.config), str(run.folder.absolute())
+        objects = pickle.dumps(run.runs.variant.objects)
+        given = run.number, _plain(run.config), str(run.folder.absolute()), objects
         self._jobs[address] = Job(run, self._submit(address, worker.make_run, *given))
         self._bar.begin(run)
         self._last[address] = run.number

@@ -24,6 +24,7 @@ from experiments.study.runs import Loader, RunSet, command_of, damage, is_done
 from experiments.training import run_folder
 from experiments.training.config import RunConfig
 from experiments.training.loop import correct
+from experiments.training.objects import NO_OBJECTS, Objects
 from experiments.training.plan import Programs
 from experiments.training.prepare import make_run
 from experiments.training.summary import Summary, summarize
@@ -249,6 +250,7 @@ class Maker(Loader):
         folder: Path,
         report: Callable[[News], None],
         asked_to_stop: stopping.ReadSignal,
+        objects: Objects = NO_OBJECTS,
     ) -> FinishedRun | Refused:
         """Executes one run.
 
@@ -257,6 +259,7 @@ class Maker(Loader):
             folder: the folder of its files, which appears once all of them exist.
             report: function that is called with its news.
             asked_to_stop: function that is called before each dispatch.
+            objects: what Python code passed in place of the config's names.
 
         Raises:
             StopRequested: it was asked to stop.
@@ -265,7 +268,7 @@ class Maker(Loader):
         started = time.perf_counter()
         try:
             clear(folder)
-            plan, data = self.plan(config, self.programs)
+            plan, data = self.plan(config, self.programs, objects)
             self.programs = plan.programs
             run = make_run(plan, data)
             if why := run.rounds.untrained:
@@ -472,7 +475,9 @@ def here(maker: Maker, bar: StudyProgress, asked_to_stop: stopping.ReadSignal) -
             raise StopRequested
         bar.begin(run)
         show = partial(bar.show, run)
-        bar.end(run, maker.make(run.config, run.folder, show, asked_to_stop))
+        objects = run.runs.variant.objects
+        outcome = maker.make(run.config, run.folder, show, asked_to_stop, objects)
+        bar.end(run, outcome)
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from experiments.tasks.task import Data
 from experiments.training import run_folder
 from experiments.training.config import RunConfig
 from experiments.training.defaults import resolved
+from experiments.training.objects import NO_OBJECTS, Objects
 from experiments.training.plan import Plan, Programs, declaring, make_task
 from experiments.training.prepare import checked
 from experiments.training.sends import from_json
@@ -219,26 +220,32 @@ class Loader:
         self._models: set[Path] = set()
 
     def plan(
-        self, config: RunConfig, programs: Programs | None = None
+        self,
+        config: RunConfig,
+        programs: Programs | None = None,
+        objects: Objects = NO_OBJECTS,
     ) -> tuple[Plan, Data]:
         """Returns the plan and the data of a run.
 
         Args:
             config: the config of the run.
             programs: those of an earlier run, which are shared if possible.
+            objects: what Python code passed in place of the config's names.
 
         Raises:
             BadRequest: the config is not possible.
         """
         # Some tasks make their data from the seed or for the workers.
         offered = {"seed": config.seed, "workers": config.workers}
-        factory = factories.named(TASK, config.task)
+        factory = objects.find_factory(TASK, config.task)
         own = factories.passed_arguments(TASK, factory, offered)
         arguments = repr({**config.task_arguments, **own})
         key = config.task, arguments, config.data_dir, config.validation
         if config.init_from is not None and config.init_from.is_file():
             self._models.add(config.init_from)
-        plan, self._data[key] = checked(config, self._data.get(key), programs=programs)
+        plan, self._data[key] = checked(
+            config, self._data.get(key), objects=objects, programs=programs
+        )
         return plan, self._data[key]
 
     def checksums(self) -> list[str]:
@@ -257,19 +264,22 @@ def run_sets(study: StudyConfig, loader: Loader) -> list[RunSet]:
     """
     found, seeds = [], range(study.seeds)
     for number, variant in enumerate(study.variants, 1):
-        for point, common in _same_samples(study, study.points[variant.label]):
+        objects = variant.objects
+        points = study.points[variant.label]
+        for point, common in _same_samples(study, points, objects):
             made = RunSet(variant, number, point, common, study.folder, seeds)
             # What is impossible is refused before any run is made.
-            loader.plan(common)
+            loader.plan(common, objects=objects)
             for values in variant.decisive_trials():
-                loader.plan(trial(study, made, values).config_of(FIRST_TUNING_SEED))
+                first_config = trial(study, made, values).config_of(FIRST_TUNING_SEED)
+                loader.plan(first_config, objects=objects)
             each = [trial(study, made, x) for x in combinations(variant.tuned)]
             found.append(made._replace(trials=each))
     return found
 
 
 def _same_samples(
-    study: StudyConfig, points: Mapping[str, RunConfig]
+    study: StudyConfig, points: Mapping[str, RunConfig], objects: Objects
 ) -> Iterator[tuple[str, RunConfig]]:
     """Yields the runs at each point, on as many samples as at the first.
 
@@ -280,8 +290,8 @@ def _same_samples(
     for point, run in points.items():
         if study.worker_batch is not None:
             run = at(run, {"batch_size": study.worker_batch * run.workers})
-        task = make_task(run)
-        own = resolved(run, task, declaring(run, task))
+        task = make_task(run, objects)
+        own = resolved(run, task, declaring(run, task, objects))
         first = first or own
         # If the steps differ already, they are swept.
         is_other = own.batch_size != first.batch_size
@@ -362,7 +372,9 @@ def further(study: StudyConfig, loader: Loader, made: RunSet) -> Iterator[list[R
             # Beyond the ends that the user gave, a value may be impossible.
             with suppress(BadRequest, ValueError):
                 each = trial(study, made, values)
-                loader.plan(each.config_of(FIRST_TUNING_SEED))
+                loader.plan(
+                    each.config_of(FIRST_TUNING_SEED), objects=made.variant.objects
+                )
                 found.append(each)
         trials += found
         yield found

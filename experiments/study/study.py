@@ -314,7 +314,8 @@ def _check_measure(config: StudyConfig, first: RunSet, maker: Maker) -> None:
     key, target = config.measure, config.target
     if key is None and target is None:
         return
-    plan, data = maker.plan(first.config_of(first.seeds[0]))
+    config_of_run = first.config_of(first.seeds[0])
+    plan, data = maker.plan(config_of_run, objects=first.variant.objects)
     with explained(TASK.flag, plan.config.task):
         params, buffers = check_model(plan.task, first.seeds[0])
         values = check_apply(plan.task, params, buffers, data.test)

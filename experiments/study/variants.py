@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from experiments.command.errors import BadRequest, refusing
 from experiments.command.words import Words, flag_groups, flag_of
 from experiments.training.config import RunConfig
+from experiments.training.objects import NO_OBJECTS, Objects
 
 # The largest number of runs of a study, and so of values on an axis.
 MOST_RUNS = 10_000
@@ -113,6 +114,7 @@ class Variant(NamedTuple):
         swept: the axis of the sweep, if its runs have the parameter.
         tuned: the tuned axes whose parameters its runs have.
         readers: reads the values of its axes.
+        objects: what Python code passed in place of names.
     """
 
     label: str
@@ -123,6 +125,7 @@ class Variant(NamedTuple):
     swept: Sequence[Axis] = ()
     tuned: Sequence[Axis] = ()
     readers: Readers = MappingProxyType({})
+    objects: Objects = NO_OBJECTS
 
     @property
     def points(self) -> dict[str, dict[str, str]]:

@@ -6,6 +6,7 @@ jax starts here as in the command, so it is imported only after its variables ar
 import hashlib
 import importlib
 import os
+import pickle
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager, suppress
@@ -39,6 +40,7 @@ _alone = threading.Lock()  # jax's settings and memory are those of the whole pr
 # - factories: names of the task and of the algorithms
 # - facts: what `facts` returns to the command
 # - first: the config of one run, whose data all workers need
+# - objects: the `Objects` of that run, pickled
 Order = Mapping[str, Any]
 
 
@@ -93,11 +95,12 @@ def check(order: Order) -> None:
                     f"{name}: {worker_value!r} there, {value!r} here: restart it once "
                     "they agree"
                 )
-        _maker(order["topic"]).plan(RunConfig(**order["first"]))
+        objects = pickle.loads(order["objects"])
+        _maker(order["topic"]).plan(RunConfig(**order["first"]), objects=objects)
 
 
 def make_run(
-    order: Order, number: int, config: Mapping[str, Any], folder: str
+    order: Order, number: int, config: Mapping[str, Any], folder: str, objects: bytes
 ) -> "FinishedRun | Refused":
     """Executes a run on this Dask worker, which has passed `check`.
 
@@ -106,6 +109,7 @@ def make_run(
         number: the number of the run set to report; its runs share programs.
         config: the fields of the run's config.
         folder: the folder of its files.
+        objects: the `Objects` of the run, pickled.
 
     Raises:
         StopRequested: the command or the scheduler is gone, or this worker ends.
@@ -123,7 +127,13 @@ def make_run(
         maker = _maker(order["topic"])
         maker.turn_to(number)
         is_unwanted = partial(_is_unwanted, worker, key)
-        return maker.make(RunConfig(**config), Path(folder), report, is_unwanted)
+        return maker.make(
+            RunConfig(**config),
+            Path(folder),
+            report,
+            is_unwanted,
+            pickle.loads(objects),
+        )
 
 
 def _is_unwanted(worker: "Worker", key: Any) -> bool:

@@ -319,13 +319,19 @@ class Settings(RunConfig):
 SETTINGS = settings_of(RunConfig)
 
 
-def parse(argv: Sequence[str]) -> RunConfig:
+def parse(
+    argv: Sequence[str], own_factories: Sequence[factories.Factory] | None = None
+) -> RunConfig:
     """Reads a run's command line; --help, --list and --version print and exit.
+
+    Args:
+        argv: the flags.
+        own_factories: the algorithm and the task, if Python code passed one of them.
 
     Raises:
         BadRequest: one line says what was wrong and what is possible.
     """
-    return flags.parse(argv, RunConfig, BASIC)
+    return flags.parse(argv, RunConfig, BASIC, own_factories)
 
 
 def _multiples(period: int, steps: int) -> list[int]:

@@ -11,6 +11,7 @@ from experiments.command.factories import ALGORITHM, TASK, Kind
 from experiments.command.flags import own_of as factories_of
 from experiments.tasks.task import Task
 from experiments.training.config import RunConfig, Settings, never_reached
+from experiments.training.objects import NO_OBJECTS, Objects
 from syncalgos import Strategy
 
 # Axes with these names cut the model's arithmetic, not the batch.
@@ -71,7 +72,10 @@ def resolved(config: RunConfig, task: Task, algorithm: Strategy) -> Settings:
 
 
 def takes(
-    config: RunConfig, argument: str, kinds: Collection[Kind] = (ALGORITHM, TASK)
+    config: RunConfig,
+    argument: str,
+    kinds: Collection[Kind] = (ALGORITHM, TASK),
+    objects: Objects = NO_OBJECTS,
 ) -> bool:
     """Whether the algorithm or the task has a parameter that the run passes.
 
@@ -79,12 +83,14 @@ def takes(
         config: the config that names the algorithm and the task.
         argument: the parameter.
         kinds: the kinds of factories to look at.
+        objects: what Python code passed in place of names.
     """
-    return any(
-        factories.passed_arguments(kind, factories.named(kind, name), {argument: 0})
-        for kind, name in ((ALGORITHM, config.algo), (TASK, config.task))
-        if kind in kinds
-    )
+    for kind in kinds:
+        name = config.algo if kind is ALGORITHM else config.task
+        factory = objects.find_factory(kind, name)
+        if factories.passed_arguments(kind, factory, {argument: 0}):
+            return True
+    return False
 
 
 def _inner(config: RunConfig, task: Task, own: Strategy) -> dict[str, Any]:

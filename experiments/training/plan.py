@@ -35,6 +35,7 @@ from experiments.training.defaults import (
     resolved,
     takes,
 )
+from experiments.training.objects import NO_OBJECTS, Objects
 from experiments.training.optimizers import Schedule
 from syncalgos import WORKERS, DataParallel, Placement, Replica, Strategy, checks
 from syncalgos.reducers import Reducer, row_sparse
@@ -132,10 +133,10 @@ class Programs:
     hits: Callable[..., jax.Array] | None = None
     timetable: Timetable | None = None
 
-    def serve(self, settings: Settings) -> bool:
+    def serve(self, settings: Settings, objects: Objects = NO_OBJECTS) -> bool:
         """Whether a run with other settings can use these programs."""
-        same = _structure(self.settings, self.varied)
-        return same == _structure(settings, self.varied)
+        same = _structure(self.settings, self.varied, objects)
+        return same == _structure(settings, self.varied, objects)
 
 
 class Plan(NamedTuple):
@@ -146,12 +147,14 @@ class Plan(NamedTuple):
         numbers: the settings that are data to the compiled programs.
         method: the method of this run.
         programs: its programs.
+        objects: what Python code passed in place of names.
     """
 
     config: Settings
     numbers: Numbers
     method: Method
     programs: Programs
+    objects: Objects = NO_OBJECTS
 
     @property
     def task(self) -> Task:
@@ -169,8 +172,7 @@ def make_plan(
     hosts: int = 1,
     devices: Sequence[Any] | None = None,
     *,
-    task: Task | None = None,
-    strategy: Strategy | None = None,
+    objects: Objects = NO_OBJECTS,
     programs: Programs | None = None,
 ) -> Plan:
     """Makes the plan of a run.
@@ -179,31 +181,30 @@ def make_plan(
         config: the config, as given by the user.
         hosts: the number of machines.
         devices: the devices, in place of the config's.
-        task: the task, in place of the config's.
-        strategy: the strategy, in place of the config's algorithm.
+        objects: what Python code passed in place of the config's names.
         programs: those of an earlier run, which this run shares if possible.
 
     Raises:
         BadRequest: a custom task or strategy cannot be used.
         ValueError: a registered task or algorithm refuses its settings.
     """
-    task = make_task(config) if task is None else task
-    algorithm = declaring(config, task) if strategy is None else strategy
-    settings = resolved(config, task, algorithm)
+    task = make_task(config, objects)
+    settings = resolved(config, task, declaring(config, task, objects))
     _check_mesh(settings, task)
 
-    make = partial(make_method, task=task, hosts=hosts, own=strategy)
+    make = partial(make_method, task=task, hosts=hosts, objects=objects)
     method = make(settings)
     _check_plateau(settings, method.strategy)
-    if programs is None or not programs.serve(settings):
-        varied = _varied(settings, make, task)
+    if programs is None or not programs.serve(settings, objects):
+        varied = _varied(settings, make, task, objects)
         numbers = varied.of(settings)
         trainer = make_trainer(settings, task, make, numbers, method, devices)
         programs = Programs(settings, varied, task, make, trainer)
-    return Plan(settings, programs.varied.of(settings), method, programs)
+    numbers = programs.varied.of(settings)
+    return Plan(settings, numbers, method, programs, objects)
 
 
-def make_task(config: RunConfig) -> Task:
+def make_task(config: RunConfig, objects: Objects = NO_OBJECTS) -> Task:
     """Calls the task's factory with its flags and what the harness passes.
 
     Raises:
@@ -216,7 +217,14 @@ def make_task(config: RunConfig) -> Task:
         "workers": config.workers,
         "axis": WORKERS,
     }
-    return factories.call(TASK, config.task, config.task_arguments, offered, check_task)
+    return factories.call(
+        TASK,
+        config.task,
+        config.task_arguments,
+        offered,
+        check_task,
+        objects.find_factory(TASK, config.task),
+    )
 
 
 def is_custom(name: str) -> bool:
@@ -225,7 +233,7 @@ def is_custom(name: str) -> bool:
 
 
 def make_method(
-    config: Settings, task: Task, hosts: int, own: Strategy | None = None
+    config: Settings, task: Task, hosts: int, objects: Objects = NO_OBJECTS
 ) -> Method:
     """Makes the method of a run.
 
@@ -233,24 +241,27 @@ def make_method(
         config: the settings.
         task: the task to train.
         hosts: the number of machines.
-        own: the algorithm, in place of the config's.
+        objects: what Python code passed in place of names.
 
     Raises:
         BadRequest: a custom algorithm cannot be used.
         ValueError: a registered algorithm refuses its arguments.
     """
     rate, optimizer = optimizers.inner(config, task.muon)
-    if own is None:
-        make = partial(make_algorithm, config, rate, optimizer, hosts, task)
-        own = make()
-        if config.arguments.get("reduce") == ROW_SPARSE:
-            own = make(_rows_of_a_step(config, own, task))
-    strategy = algorithm = own
+    make = partial(
+        make_algorithm, config, rate, optimizer, hosts, task, objects=objects
+    )
+    algorithm = make()
+    if config.arguments.get("reduce") == ROW_SPARSE:
+        algorithm = make(reduce=_rows_of_a_step(config, algorithm, task))
+    strategy = algorithm
     if task.tables is not None and task.kept == "shared":
         # Shared tables lie beside the algorithm, and are updated at every step.
         names = task.tables.names
         each = syncalgos.reduce_with(_row_sparse(config, task.tables))
-        algorithm = syncalgos.masked(own, jax.tree.map(lambda name: not name, names))
+        algorithm = syncalgos.masked(
+            algorithm, jax.tree.map(lambda name: not name, names)
+        )
         tables = syncalgos.masked(each, jax.tree.map(bool, names))
         strategy = syncalgos.chain(tables, algorithm)
     # From the inside out: actions at syncs are part of the algorithm, and a synchronous
@@ -264,9 +275,11 @@ def make_method(
     return Method(optimizer, strategy, algorithm)
 
 
-def declaring(config: RunConfig, task: Task) -> Strategy:
+def declaring(config: RunConfig, task: Task, objects: Objects = NO_OBJECTS) -> Strategy:
     """Makes a config's algorithm to read its declarations, before the rate is known."""
-    return make_algorithm(config, lambda step: 1.0, optax.sgd(1.0), 1, task)
+    return make_algorithm(
+        config, lambda step: 1.0, optax.sgd(1.0), 1, task, objects=objects
+    )
 
 
 def make_algorithm(
@@ -276,6 +289,8 @@ def make_algorithm(
     hosts: int,
     task: Task,
     reduce: Reducer | str = "mean",
+    *,
+    objects: Objects = NO_OBJECTS,
 ) -> Strategy:
     """Calls the algorithm's factory with its flags and what the harness passes.
 
@@ -287,6 +302,7 @@ def make_algorithm(
         task: as in `make_strategies`.
         reduce: the reducer for `--reduce row_sparse`. A mean gives the same result, for
             params of any shape.
+        objects: what Python code passed in place of names.
     """
     arguments = {**config.arguments}
     if arguments.get("reduce") == ROW_SPARSE:
@@ -303,7 +319,14 @@ def make_algorithm(
         "hosts": hosts,
         "layered": task.layered,
     }
-    return factories.call(ALGORITHM, config.algo, arguments, offered, _check_strategy)
+    return factories.call(
+        ALGORITHM,
+        config.algo,
+        arguments,
+        offered,
+        _check_strategy,
+        objects.find_factory(ALGORITHM, config.algo),
+    )
 
 
 def _check_strategy(made: Any) -> None:
@@ -351,16 +374,23 @@ def _row_sparse(config: Settings, tables: Tables) -> Reducer:
     return row_sparse(rows, tables=tables.names)
 
 
-def _varied(config: Settings, make: Callable[[Settings], Method], task: Task) -> Varied:
+def _varied(
+    config: Settings,
+    make: Callable[[Settings], Method],
+    task: Task,
+    objects: Objects,
+) -> Varied:
     """Returns the settings that the programs of a run take as data.
 
     There are none if an optimizer or a custom algorithm needs their values.
     """
     floats = [name for name, x in config.arguments.items() if isinstance(x, float)]
-    used = partial(_use, make, config, task)
+    used = partial(_use, make, config, task, objects)
 
     def is_taken(varied: Varied) -> bool:
-        return _is_traceable(lambda x: declaring(config.at(x), task), varied.of(config))
+        return _is_traceable(
+            lambda x: declaring(config.at(x), task, objects), varied.of(config)
+        )
 
     # Usually all are data; otherwise each argument is asked for by itself.
     found = Varied((*_OF_OPTIMIZER, "seed"), floats)
@@ -373,11 +403,17 @@ def _varied(config: Settings, make: Callable[[Settings], Method], task: Task) ->
 
 
 def _use(
-    make: Callable[[Settings], Method], config: Settings, task: Task, numbers: Numbers
+    make: Callable[[Settings], Method],
+    config: Settings,
+    task: Task,
+    objects: Objects,
+    numbers: Numbers,
 ) -> None:
     """Makes a method of numbers; one of the user's takes a local step with them."""
     optimizer, strategy, _ = make(config.at(numbers))
-    if ":" not in config.algo:  # tests check that ours accept traced numbers
+    if (
+        ":" not in config.algo and not objects.has_factory
+    ):  # tests check that ours accept traced numbers
         return
 
     def local_step(params, step):
@@ -407,7 +443,9 @@ def _is_traceable(function: Callable[[Any], object], given: Any) -> bool:
     return True
 
 
-def _structure(config: Settings, varied: Varied) -> dict[str, Any]:
+def _structure(
+    config: Settings, varied: Varied, objects: Objects = NO_OBJECTS
+) -> dict[str, Any]:
     """Returns all settings that a run's programs depend on, except for data."""
     numbers = varied.of(config)
     apart = {*numbers, "validation", "seed", "init_from"}
@@ -416,7 +454,8 @@ def _structure(config: Settings, varied: Varied) -> dict[str, Any]:
     fixed = config.arguments.keys() - numbers["arguments"]
     found["arguments"] = {name: config.arguments[name] for name in fixed}
     found["task_arguments"] = dict(config.task_arguments)
-    if takes(config, "seed", [TASK] if "seed" in numbers else [ALGORITHM, TASK]):
+    kinds = [TASK] if "seed" in numbers else [ALGORITHM, TASK]
+    if takes(config, "seed", kinds, objects):
         found["seed"] = config.seed
     # A momentum of None is not a number.
     found["data"] = jax.tree.structure(numbers)

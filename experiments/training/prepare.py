@@ -13,7 +13,6 @@ import syncalgos
 from experiments import files
 from experiments.command import terminal
 from experiments.command.errors import STOPS, BadRequest, explain, named, refusing
-from experiments.command.factories import OWN
 from experiments.data import feeding, sampling
 from experiments.tasks.task import (
     Data,
@@ -25,6 +24,7 @@ from experiments.tasks.task import (
 )
 from experiments.training import export, machine, run_folder
 from experiments.training.config import RunConfig, Settings
+from experiments.training.objects import NO_OBJECTS, Objects
 from experiments.training.optimizers import inner
 from experiments.training.plan import (
     Method,
@@ -109,7 +109,7 @@ def prepare(
     Raises:
         BadRequest: the run cannot be made; one line says why.
     """
-    plan, data = checked(config, group=group, task=task, strategy=strategy)
+    plan, data = checked(config, group=group, objects=Objects(strategy, task))
     return make_run(plan, data, group)
 
 
@@ -118,13 +118,13 @@ def checked(
     data: Data | None = None,
     group: ProcessGroup = ALONE,
     *,
-    task: Task | None = None,
-    strategy: Strategy | None = None,
+    objects: Objects = NO_OBJECTS,
     programs: Programs | None = None,
 ) -> tuple[Plan, Data]:
     """Returns a run's plan and data; the arguments are those of `prepare`.
 
     Args:
+        objects: what Python code passed in place of the config's names.
         data: the data of the task, if already loaded.
         programs: those of an earlier run, which this run shares if possible.
 
@@ -138,9 +138,8 @@ def checked(
         if config.out is not None:
             run_folder.check_writable(config.out)
         check_files(config)
-    own = {"task": task, "strategy": strategy, "programs": programs}
     with refusing():
-        plan = make_plan(config, group.hosts, **own)
+        plan = make_plan(config, group.hosts, objects=objects, programs=programs)
         # Data comes last: all other errors are reported within a second.
         if data is None:
             name, held_out = plan.config.task, plan.config.validation
@@ -301,16 +300,23 @@ def _effective_lr(plan: Plan, params: PyTree, group: ProcessGroup) -> float | No
 
     def make_optimizer(numbers: Numbers) -> Any:
         config = plan.config.at(numbers)
-        if config.algo == OWN:
+        if isinstance(plan.objects.strategy, Strategy):
             return plan.method.optimizer
         return inner(config, plan.task.muon)[1]
 
     def make_strategy(numbers: Numbers) -> Strategy:
         config = plan.config.at(numbers)
-        if config.algo == OWN:
+        if isinstance(plan.objects.strategy, Strategy):
             return plan.method.algorithm
         optimizer = make_optimizer(numbers)
-        return make_algorithm(config, config.lr, optimizer, group.hosts, plan.task)
+        return make_algorithm(
+            config,
+            config.lr,
+            optimizer,
+            group.hosts,
+            plan.task,
+            objects=plan.objects,
+        )
 
     if programs.rate is None:  # later runs need no other program
         programs.rate = partial(

@@ -326,24 +326,59 @@ def test_a_comparison_takes_objects_as_train_does(tmp_path):
     flags = SHORT | {"task": tiny_tasks.drawing(), "out": tmp_path / "study"}
     algos = [
         syncalgos.bmuf(4),
-        "bmuf --period 4",
         lambda: syncalgos.bmuf(4),
+        RunConfig(algo="bmuf", arguments={"period": 4}),
         "sync_sgd",
     ]
     study = compare(algos, seeds=1, flags=flags)
     losses = {x["label"]: x["test_loss"] for x in study.runs}
-    assert losses["strategy 1"] == losses["bmuf --period 4"] != losses["sync_sgd"]
+    bmuf_losses = {losses[x] for x in ("strategy 1", "strategy 2", "bmuf --period 4")}
+    assert len(losses) == 4 and len(bmuf_losses) == 1
+    assert losses["sync_sgd"] not in bmuf_losses
     # Other objects may have the same names.
     with pytest.raises(BadRequest, match="holds a study with other settings"):
         compare(algos, seeds=1, flags=flags)
-    assert not [name for name in sys.modules if name.startswith("python_")]
+
+
+@pytest.mark.slow
+def test_a_factory_of_a_program_is_tuned_by_its_own_numbers(tmp_path):
+    def average(weight: float = 0.5) -> syncalgos.Strategy:
+        return syncalgos.bmuf(4, block_momentum=weight)
+
+    flags = SHORT | {"task": tiny_tasks.drawing, "out": tmp_path / "study"}
+    algos = {"mine": average, "bmuf": "bmuf --period 4 --block-momentum 0.2"}
+    study = compare(algos, seeds=1, tune={"weight": "0.2,0.4"}, flags=flags)
+    assert {x["weight"] for x in study.runs if x["label"] == "mine"} == {0.2, 0.4}
+    [mine], [bmuf] = (
+        [x for x in study.runs if x["label"] == label and x["reported"]]
+        for label in algos
+    )
+    if mine["weight"] == 0.2:
+        assert mine["test_loss"] == bmuf["test_loss"]
+
+
+@pytest.mark.slow
+def test_jobs_run_objects_that_other_processes_can_import(tmp_path):
+    pytest.importorskip("distributed")
+    flags = SHORT | {"task": "digits", "jobs": 2}
+    by_jobs = compare(
+        {"mine": syncalgos.bmuf(4)}, seeds=2, flags=flags | {"out": tmp_path / "a"}
+    )
+    here = compare(
+        "mine=bmuf --period 4", seeds=2, flags=flags | {"out": tmp_path / "b"}
+    )
+    assert [x["test_loss"] for x in by_jobs.runs] == [x["test_loss"] for x in here.runs]
 
 
 def test_what_a_comparison_cannot_take_is_refused_in_a_line():
     with pytest.raises(BadRequest, match="names, objects and factories, got 3"):
         compare({"mine": 3})  # pyright: ignore[reportArgumentType]
-    with pytest.raises(BadRequest, match="jobs import by name"):
-        compare([syncalgos.bmuf(4)], flags={"jobs": 2})
+    with pytest.raises(BadRequest, match=r"jobs import by name .* function "):
+        compare([lambda: syncalgos.bmuf(4)], flags={"jobs": 2})
+    with pytest.raises(BadRequest, match="has 'bmuf' twice: give another label"):
+        compare(["bmuf", RunConfig(algo="bmuf")])
+    with pytest.raises(BadRequest, match="one task: name 'mnist1d' in flags"):
+        compare([RunConfig(task="mnist1d")])
 
 
 def test_the_package_has_both():
