@@ -1,6 +1,7 @@
 """Anchors: where workers start a round, how far they move, and how they restart."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,9 +32,11 @@ def restart(replica: Replica, anchor: PyTree) -> Replica:
 def shipped(field: str, axis: Axis | None = None) -> Callable[[PyTree, PyTree], PyTree]:
     """A center: the named field of the state, or its mean over an axis."""
 
-    def center(params, state):
+    def center(params: PyTree, state: Any) -> PyTree:
         model = getattr(state, field)
-        return narrow(model if axis is None else collectives.mean(model, axis), params)
+        if axis is not None:
+            model = collectives.mean(model, axis)
+        return narrow(model, params)
 
     return center
 

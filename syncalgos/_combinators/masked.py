@@ -60,13 +60,15 @@ def masked(strategy: Strategy, mask: PyTree | checks.ByLeaf) -> Strategy:
     # state does not hold them either.
     def take_part(tree: PyTree, params: PyTree) -> PyTree:
         leaves, structure = jax.tree.flatten(tree)
-        pairs = zip(_select(mask, params), leaves, strict=True)
-        return structure.unflatten([_take_rows(x, selection) for selection, x in pairs])
+        pairs = zip(_list_selections(mask, params), leaves, strict=True)
+        return structure.unflatten(
+            [_take_selected_rows(x, selection) for selection, x in pairs]
+        )
 
     def merge(part: PyTree, tree: PyTree) -> PyTree:
         part_leaves = iter(jax.tree.leaves(part))
         leaves, structure = jax.tree.flatten(tree)
-        pairs = zip(_select(mask, tree), leaves, strict=True)
+        pairs = zip(_list_selections(mask, tree), leaves, strict=True)
         leaves = [_put_rows(x, selection, part_leaves) for selection, x in pairs]
         return structure.unflatten(leaves)
 
@@ -113,7 +115,7 @@ def masked(strategy: Strategy, mask: PyTree | checks.ByLeaf) -> Strategy:
     )
 
 
-def _select(mask: PyTree, params: PyTree) -> list[Any]:
+def _list_selections(mask: PyTree, params: PyTree) -> list[Any]:
     """For each leaf of params whether it is selected, or the slice of its rows."""
     selections = checks.labels("masked: mask", mask, params)
     cuts = shards.cuts(params)
@@ -138,7 +140,7 @@ def _select(mask: PyTree, params: PyTree) -> list[Any]:
     return selections
 
 
-def _take_rows(x: jax.Array, selection: bool | slice) -> Any:
+def _take_selected_rows(x: jax.Array, selection: bool | slice) -> Any:
     """Takes the selected rows of a leaf."""
     # A slice keeps a leaf in one array. Split into rows, a stack of 12 layers would
     # take 12 times as many collectives.

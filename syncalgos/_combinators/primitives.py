@@ -214,7 +214,7 @@ def reset(optimizer: optax.GradientTransformation) -> Strategy:
     check_optimizer("reset: optimizer", optimizer)
 
     def sync(replica: Replica, state: PyTree, step: Any) -> tuple[Replica, PyTree]:
-        opt_state = restart(optimizer.init(replica.params), replica.opt_state)
+        opt_state = restart_opt_state(optimizer.init(replica.params), replica.opt_state)
         return replica._replace(opt_state=opt_state), state
 
     silent = introspection.Combination(sync, is_silent=True)
@@ -272,7 +272,7 @@ def _apply_after(strategy: Strategy, extra: Strategy) -> Strategy:
     return introspection.rebuild_members(strategy, apply_after_member)
 
 
-def restart(new: PyTree, old: PyTree) -> PyTree:
+def restart_opt_state(new: PyTree, old: PyTree) -> PyTree:
     """Replaces an optimizer state by a new one, except for the counts of schedules.
 
     Args:
@@ -299,7 +299,7 @@ def restart(new: PyTree, old: PyTree) -> PyTree:
         name = type(new).__name__
         wrapper_field = AROUND.get(name)
         if wrapper_field:
-            inner_state = restart(
+            inner_state = restart_opt_state(
                 getattr(new, wrapper_field), getattr(old, wrapper_field)
             )
             return old._replace(**{wrapper_field: inner_state})

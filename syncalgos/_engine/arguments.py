@@ -199,7 +199,7 @@ def check_batches(
     check_arrays("batches", batches)
     steps, batch = leading_shape("batches", batches, ("steps", "global_batch"))
     if data is not None:
-        check_rows(batches, *leading_shape("data", data, ("examples",)))
+        check_row_numbers(batches, *leading_shape("data", data, ("examples",)))
     if steps == 0:
         raise ValueError("batches hold no steps")
     batch *= layout.feeders
@@ -237,7 +237,7 @@ def check_parts(batch: int, layout: Layout, accumulate: int) -> None:
         )
 
 
-def check_rows(rows: Any, examples: int) -> None:
+def check_row_numbers(rows: Any, examples: int) -> None:
     """Raises a ValueError unless rows are numbers of examples."""
     dtype = getattr(rows, "dtype", None)
     if dtype is None or not np.issubdtype(dtype, np.integer) or rows.ndim != 2:
@@ -253,7 +253,7 @@ def check_rows(rows: Any, examples: int) -> None:
             )
 
 
-def check_step(num_steps: int) -> None:
+def check_step_count(num_steps: int) -> None:
     """Raises a ValueError if the devices cannot count this many local steps."""
     if not 0 <= num_steps < 2**31:
         raise ValueError(

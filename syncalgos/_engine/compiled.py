@@ -61,7 +61,7 @@ _REPLACEMENTS = {
 }
 
 
-class Call(NamedTuple):
+class ProgramCall(NamedTuple):
     """A program with its arguments, which are already on the devices."""
 
     key: Key
@@ -121,7 +121,7 @@ class Compiled:
         state: TrainState,
         batches: PyTree = (),
         data: PyTree | None = None,
-    ) -> Call:
+    ) -> ProgramCall:
         """Makes the call of a program on all workers.
 
         Args:
@@ -143,13 +143,13 @@ class Compiled:
             program, state.own, shared, batches, replicated, sharding
         )
 
-    def call_on_params(self, program: Program, state: TrainState) -> Call:
+    def call_on_params(self, program: Program, state: TrainState) -> ProgramCall:
         """Makes the call of a program that reads only the workers' params."""
         sharding = shardings.read_sharding(state.replica.params, self._layout)
         worker_state = WorkerState(Replica(state.replica.params))
         return self._make_call(program, worker_state, Shared(), sharding=sharding)
 
-    def run(self, call: Call) -> Outputs:
+    def run(self, call: ProgramCall) -> Outputs:
         """Runs a call; compiles its program first if necessary.
 
         The common part of the result lies on this process's devices.
@@ -242,7 +242,7 @@ class Compiled:
             program = self._map_program(key, worker_state, inputs)
             return first_outputs, program.trace(worker_state, inputs)
 
-    def compile(self, calls: Sequence[Call]) -> None:
+    def compile(self, calls: Sequence[ProgramCall]) -> None:
         """Compiles the missing programs of these calls; runs nothing."""
         missing = [call for call in calls if call.key not in self.programs]
         if not missing:
@@ -268,7 +268,7 @@ class Compiled:
         batches: PyTree = (),
         replicated: Replicated = None,
         sharding: Sharding | None = None,
-    ) -> Call:
+    ) -> ProgramCall:
         """Makes a program's call; raises a ValueError for another layout's state."""
         inputs = Inputs(self._place_shared(shared, sharding), batches)
         for leaf in jax.tree.leaves(worker_state):
@@ -276,7 +276,7 @@ class Compiled:
         leaves, structure = jax.tree.flatten((worker_state, inputs))
         types = tuple(map(jax.typeof, leaves))
         key = Key(program, sharding, replicated, structure, types)
-        return Call(key, worker_state, inputs)
+        return ProgramCall(key, worker_state, inputs)
 
     def _place_shared(self, shared: Shared | Model, sharding: Sharding | None) -> Any:
         """Puts the shared inputs on the devices, params with their sharding."""
@@ -288,7 +288,7 @@ class Compiled:
 
         return jax.tree_util.tree_map_with_path(put, shared)
 
-    def _lower(self, call: Call) -> Callable[[], Any]:
+    def _lower(self, call: ProgramCall) -> Callable[[], Any]:
         """Traces a program, and returns a function that compiles it."""
         with known(call.key.sharding):
             try:
@@ -366,7 +366,7 @@ class Compiled:
         )
         self._has_checked_mean = True
 
-    def _find_failing_collectives(self, call: Call) -> list[str]:
+    def _find_failing_collectives(self, call: ProgramCall) -> list[str]:
         """Finds collectives of `_REPLACEMENTS` that a program calls over WORKERS."""
         batches = jax.tree.map(lambda x: x[:, 0, 0], call.inputs.batches)
         worker_state = drop_worker_axes(call.worker_state)
@@ -383,7 +383,7 @@ class Compiled:
                 names.append(name)
         return names
 
-    def _store(self, call: Call, compiled_program: Any) -> None:
+    def _store(self, call: ProgramCall, compiled_program: Any) -> None:
         """Stores a compiled program and notes its memory."""
         self.programs[call.key] = compiled_program
         if not call.key.program.takes_steps or not backends.is_compiled():

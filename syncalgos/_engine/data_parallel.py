@@ -252,7 +252,7 @@ class DataParallel:
         params = copy_host_arrays("params", params)
         buffers = copy_host_arrays("buffers", buffers)
         warn_of_unseen((self._worker.loss, self._worker.eval_loss), buffers)
-        sharded_tables.check_rows(self._worker.sharded, params, self.workers)
+        sharded_tables.check_table_rows(self._worker.sharded, params, self.workers)
         sharding = self._shardings.resolve_for_model(params)
         numbers = self._worker.hyperparams
         if hyperparams is not None:
@@ -720,7 +720,7 @@ class DataParallel:
         arguments.check_kind("held", held, TrainState)
         arguments.check_like(held.hyperparams, self._worker.hyperparams)
         arguments.check_workers(held, len(self.layout.own_workers))
-        arguments.check_step(int(held.step))
+        arguments.check_step_count(int(held.step))
         held = copy_host_arrays("held", held)
         worker_shapes = drop_worker_axes(held.own, axes=1)
         sharding = self._shardings.resolve_for_host(worker_shapes.replica.params)

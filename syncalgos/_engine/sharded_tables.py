@@ -138,7 +138,7 @@ def mark_tables(sharded: Mask | None, params: PyTree) -> list[bool]:
     return [bool(label) for label in labels]
 
 
-def check_rows(sharded: Mask | None, params: PyTree, workers: int) -> None:
+def check_table_rows(sharded: Mask | None, params: PyTree, workers: int) -> None:
     """Raises a ValueError if a sharded leaf does not divide over the workers."""
     if sharded is None:
         return
@@ -153,7 +153,9 @@ def check_rows(sharded: Mask | None, params: PyTree, workers: int) -> None:
                 f"{name} has {rows} rows, which do not divide over {workers} workers: "
                 f"pad it to {rows + -rows % workers} rows"
             )
-    own_rows = jax.eval_shape(lambda x: _take_rows(sharded, x, workers, 0), params)
+    own_rows = jax.eval_shape(
+        lambda x: _take_worker_rows(sharded, x, workers, 0), params
+    )
     if mark_tables(sharded, own_rows) != table_marks:
         raise ValueError(
             "tables must not depend on the number of rows: each worker holds only some"
@@ -211,10 +213,10 @@ def check_row_by_row(sharded: Mask | None, optimizer: Any, params: PyTree) -> No
 
 def take_own_rows(sharded: Mask | None, params: PyTree) -> PyTree:
     """Returns this worker's rows of each sharded leaf, and the other leaves whole."""
-    return _take_rows(sharded, params, collectives.size(), collectives.index())
+    return _take_worker_rows(sharded, params, collectives.size(), collectives.index())
 
 
-def _take_rows(
+def _take_worker_rows(
     sharded: Mask | None, params: PyTree, workers: int, index: Any
 ) -> PyTree:
     """Returns the rows of each sharded leaf that the worker with this index owns."""

@@ -109,7 +109,7 @@ class StepCount:
             ValueError: the result is not from 0 to 2³¹ - 1.
         """
         num_steps = self._num_steps if self._last_step() is step else int(step)
-        arguments.check_step(num_steps + steps)
+        arguments.check_step_count(num_steps + steps)
         return num_steps + steps
 
     def note(self, step: jax.Array, num_steps: int) -> None:

@@ -110,7 +110,7 @@ class Worker(NamedTuple):
         def differentiate(
             buffers: PyTree, batch: PyTree, key: jax.Array
         ) -> LossResults:
-            batch = _take_rows(batch, data)
+            batch = _take_examples(batch, data)
             if merged is None:
                 batch = shards.spread(batch)
             (_, (buffers, metrics)), grads = loss_and_grads(
@@ -152,7 +152,7 @@ class Worker(NamedTuple):
     ) -> dict[str, jax.Array]:
         """Metrics of a local step, from a forward pass of its first microbatch."""
         microbatch = jax.tree.map(lambda x: x[: len(x) // self.accumulate], batch)
-        microbatch = _take_rows(microbatch, data)
+        microbatch = _take_examples(microbatch, data)
         loss = normalized_loss(self.loss, self.reported_losses)
         _, (_, metrics) = loss(
             replica.params, replica.buffers, microbatch, key, worker_index
@@ -317,7 +317,7 @@ def evaluate(worker: Worker, worker_state: WorkerState, inputs: Inputs) -> Outpu
     loss = normalized_loss(worker.eval_loss)
 
     def evaluate_step(step: jax.Array, batch: PyTree) -> tuple[jax.Array, PyTree]:
-        batch = _take_rows(batch, shared.data)
+        batch = _take_examples(batch, shared.data)
         key = _draw_key(shared.key, step, worker_index)
         _, (_, metrics) = loss(model.params, model.buffers, batch, key, worker_index)
         return step + 1, collectives.mean(metrics, LANES)
@@ -441,7 +441,7 @@ def _draw_key(key: jax.Array, step: Any, worker_index: Any) -> jax.Array:
     return jax.random.fold_in(jax.random.fold_in(key, step), worker_index)
 
 
-def _take_rows(batch: PyTree, data: PyTree) -> PyTree:
+def _take_examples(batch: PyTree, data: PyTree) -> PyTree:
     """Returns the batch, or the rows of data that it names."""
     return batch if data is None else jax.tree.map(lambda x: x[batch], data)
 

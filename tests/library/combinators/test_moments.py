@@ -14,7 +14,7 @@ import pytest
 from optax import contrib
 
 from syncalgos import _optax_states
-from syncalgos._combinators.primitives import restart
+from syncalgos._combinators.primitives import restart_opt_state
 from syncalgos._optax_states import map_moments
 
 
@@ -142,7 +142,9 @@ def test_a_reset_restarts_momenta_and_keeps_measurements(name):
     old = jax.tree.map(later, new)
     paths = jax.tree_util.tree_leaves_with_path(new)
     changed = {"new": "", "old": ""}
-    for (path, x), y in zip(paths, jax.tree.leaves(restart(new, old)), strict=True):
+    for (path, x), y in zip(
+        paths, jax.tree.leaves(restart_opt_state(new, old)), strict=True
+    ):
         changed["new" if np.array_equal(data(x), data(y)) else "old"] += keystr(path)
     for source, fields in (("new", restarted), ("old", kept)):
         for field in fields.split():
