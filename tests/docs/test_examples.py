@@ -290,4 +290,5 @@ def test_table_and_tests_name_every_program():
     assert sorted(re.findall(r"\[(\w+\.py)\]\(\1\)", rows)) == PROGRAMS
     others = "grid learn_outer_rate one_worker resume to_huggingface torch_loop"
     others += " two_processes compositions equinox_batch_norm"
+    others += " torchft_loop torchft_members"
     assert {*TRAINED} | {f"{name}.py" for name in others.split()} == {*PROGRAMS}
