@@ -9,7 +9,7 @@ from pathlib import Path
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
-MADE = DOCS / "_made"
+MADE_PAGES = DOCS / "_made"
 sys.path[:0] = [str(DOCS), str(ROOT)]
 
 from pages import algorithms, core, diffs, files, links, rst, signatures  # noqa: E402
@@ -89,7 +89,8 @@ CHILDREN = {
 
 def write_pictures() -> None:
     """Draws each algorithm's workers, unless its picture is newer than its file."""
-    drawing, folder = [*DOCS.glob("pages/motion/*.py")], MADE / algorithms.PICTURES
+    drawing = [*DOCS.glob("pages/motion/*.py")]
+    folder = MADE_PAGES / algorithms.PICTURES
 
     def is_old(name: str) -> bool:
         code = [Path(inspect.getfile(ALGORITHMS[name])), *drawing]
@@ -97,20 +98,21 @@ def write_pictures() -> None:
         changed = max(file.stat().st_mtime for file in code)
         return not picture.exists() or picture.stat().st_mtime < changed
 
-    if old := [*filter(is_old, ALGORITHMS)]:
-        trajectories.main([*old, "--out", str(folder)])
+    old_names = [*filter(is_old, ALGORITHMS)]
+    if old_names:
+        trajectories.main([*old_names, "--out", str(folder)])
 
 
 def write_pages() -> None:
     """Writes made pages, those that have changed, and deletes others."""
-    texts = algorithms.pages(MADE) | files.pages()
+    texts = algorithms.pages(MADE_PAGES) | files.pages()
     for path, text in texts.items():
-        page = MADE / path
+        page = MADE_PAGES / path
         page.parent.mkdir(parents=True, exist_ok=True)
         if not page.exists() or page.read_text() != text:
             page.write_text(text)
-    for page in MADE.rglob("*.md"):
-        if str(page.relative_to(MADE)) not in texts:
+    for page in MADE_PAGES.rglob("*.md"):
+        if str(page.relative_to(MADE_PAGES)) not in texts:
             page.unlink()
 
 
@@ -127,12 +129,12 @@ def read_source(app, docname: str, source: list[str]) -> None:
         source[0] += f"\n```{{toctree}}\n:hidden:\n:glob:\n\n{pages}\n```\n"
 
 
-def read_docstring(app, what, name, obj, options, lines: list[str]) -> None:
+def read_docstring(app, kind, name, obj, options, lines: list[str]) -> None:
     """Marks what docstrings write as plain text."""
     lines[:] = rst.marked(lines)
 
 
-def read_signature(app, what, name, obj, options, signature, returned):
+def read_signature(app, kind, name, obj, options, signature, returned):
     """Shows parameters as the source has them."""
     return signatures.text(obj) or signature, ""
 

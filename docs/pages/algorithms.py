@@ -24,20 +24,20 @@ FAMILIES = (
 )
 
 
-def pages(made: Path) -> dict[str, str]:
+def pages(made_folder: Path) -> dict[str, str]:
     """Returns the text of each page, by its path in the folder of made pages.
 
     Args:
-        made: that folder; a picture in made/trajectories/NAME.svg gets its place.
+        made_folder: it; a picture in it at trajectories/NAME.svg gets its place.
     """
-    counts = traffic.sent()
+    counts = traffic.count_all()
     tables = atlas.read_all(DOCS / "studies")
     names_by_family = group_by_family()
     texts = {"algorithms/index.md": index(names_by_family, counts)}
     for family, names in names_by_family.items():
         texts[f"algorithms/{slug(family)}.md"] = group(family, names, counts)
     for name in syncalgos.ALGORITHMS:
-        picture = made / PICTURES / f"{name}.svg"
+        picture = made_folder / PICTURES / f"{name}.svg"
         texts[f"algorithms/{name}.md"] = page(name, counts, tables, picture.exists())
     return texts
 
@@ -100,9 +100,9 @@ def page(
 def picture(name: str) -> str:
     """Returns the place of the animated picture."""
     about = f"The paths of the workers' models and of the center with {name}"
-    where = f"/_made/{PICTURES}/{name}.svg"
-    shown = f"```{{image}} {where}\n:alt: {about}\n:class: trajectory\n```"
-    return f"{shown}\n\n{{download}}`The animation as SVG <{where}>`"
+    address = f"/_made/{PICTURES}/{name}.svg"
+    image = f"```{{image}} {address}\n:alt: {about}\n:class: trajectory\n```"
+    return f"{image}\n\n{{download}}`The animation as SVG <{address}>`"
 
 
 def update(doc: Docstring) -> str:
@@ -118,10 +118,10 @@ def update(doc: Docstring) -> str:
 
 def signature(name: str, make: Callable, doc: Docstring) -> str:
     """Returns the signature, and each parameter with its type and default."""
-    found = parameters(make)
-    short = ", ".join(str(x._replace(kind="")) for x in found)
+    signature_parameters = parameters(make)
+    short = ", ".join(str(x._replace(kind="")) for x in signature_parameters)
     entries = [f"```{{py:function}} syncalgos.{name}({short})\n```"]
-    for parameter in found:
+    for parameter in signature_parameters:
         if parameter.name == "*":
             continue
         default = "required" if parameter.required else f"default `{parameter.default}`"
@@ -134,9 +134,9 @@ def signature(name: str, make: Callable, doc: Docstring) -> str:
 
 def sending(name: str, counts: dict[str, traffic.Traffic]) -> str:
     """Returns the bytes of a step, beside those of synchronous SGD."""
-    here, all_steps = counts[name], counts[atlas.BASELINE].most
-    given = f" and a learning rate of {traffic.LEARNING_RATE}"
-    rate = given if traffic.needs_rate(syncalgos.ALGORITHMS[name]) else ""
+    all_steps = counts[atlas.BASELINE].most_bytes
+    rate_note = f" and a learning rate of {traffic.LEARNING_RATE}"
+    rate = rate_note if traffic.needs_rate(syncalgos.ALGORITHMS[name]) else ""
     setting = (
         f"A model of {traffic.PARAMS:,} float32 params has "
         f"{size(4 * traffic.PARAMS)}. With {traffic.WORKERS} workers and the "
@@ -144,15 +144,16 @@ def sending(name: str, counts: dict[str, traffic.Traffic]) -> str:
     )
     if name == atlas.BASELINE:
         return f"{setting} each worker sends **{size(all_steps)}** per step."
-    if here.least != here.most:
+    least_bytes, most_bytes = counts[name]
+    if least_bytes != most_bytes:
         return (
-            f"{setting} each worker sends on average **{size(here.least)}** "
-            f"per step if no vote asks for an average, and **{size(here.most)}** if "
+            f"{setting} each worker sends on average **{size(least_bytes)}** "
+            f"per step if no vote asks for an average, and **{size(most_bytes)}** if "
             f"each does. `{atlas.BASELINE}` sends {size(all_steps)}."
         )
     return (
-        f"{setting} each worker sends on average **{size(here.most)}** per step: "
-        f"{ratio(here.most / all_steps)} `{atlas.BASELINE}`, which sends "
+        f"{setting} each worker sends on average **{size(most_bytes)}** per step: "
+        f"{ratio(most_bytes / all_steps)} `{atlas.BASELINE}`, which sends "
         f"{size(all_steps)}."
     )
 
@@ -189,13 +190,13 @@ def code(make: Callable) -> str:
     tree = definition(make)
     lines = inspect.getsource(make).splitlines()
     docstring = tree.body[0]
-    kept = lines[: docstring.lineno - 1] + lines[docstring.end_lineno :]
+    code_lines = lines[: docstring.lineno - 1] + lines[docstring.end_lineno :]
     path = Path(inspect.getsourcefile(inspect.unwrap(make)) or "").relative_to(
         DOCS.parent
     )
     return (
         f"`{path}`, without its docstring:\n\n```python\n"
-        + "\n".join(kept).rstrip()
+        + "\n".join(code_lines).rstrip()
         + "\n```"
     )
 
@@ -231,7 +232,7 @@ def rows(names: list[str], counts: dict[str, traffic.Traffic]) -> str:
     for name in names:
         summary = markdown(parsed(syncalgos.ALGORITHMS[name]).summary)
         lines.append(
-            f"| [{name}]({name}.md) | {size(counts[name].most)} | "
+            f"| [{name}]({name}.md) | {size(counts[name].most_bytes)} | "
             f"{summary.replace('|', '&#124;')} |"
         )
     return "\n".join(lines)

@@ -52,12 +52,14 @@ def read_all(studies: Path) -> Tables:
 def table(algorithm: str, tables: Tables) -> str:
     """Returns the algorithm's rows of all atlases, or nothing."""
     rows = [
-        shown(lines[algorithm], atlas) for atlas, lines in tables if algorithm in lines
+        table_line(lines[algorithm], atlas)
+        for atlas, lines in tables
+        if algorithm in lines
     ]
     return HEAD + "".join(rows) if rows else ""
 
 
-def shown(row: Mapping[str, str], atlas: Atlas) -> str:
+def table_line(row: Mapping[str, str], atlas: Atlas) -> str:
     """Returns a line of one atlas."""
     cells = [
         atlas.title,
@@ -71,7 +73,8 @@ def shown(row: Mapping[str, str], atlas: Atlas) -> str:
 
 def reached(row: Mapping[str, str], atlas: Atlas) -> str:
     """Returns the mean and the standard deviation at the end."""
-    mean, deviation = row[f"{atlas.measure}_mean"], row[f"{atlas.measure}_sd"]
+    mean = row[f"{atlas.measure}_mean"]
+    deviation = row[f"{atlas.measure}_sd"]
     if not mean:
         return f"{row['diverged']} of {row['seeds']} runs diverged"
     places = 1 if atlas.scale == 100 else 3

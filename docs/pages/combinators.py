@@ -8,6 +8,7 @@ Each combinator is put around each strategy, and a step is traced: nothing is tr
 import re
 from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import jax
@@ -100,7 +101,8 @@ def trace(strategy: sa.Strategy) -> None:
     """Traces a step of four workers."""
 
     def step(params, grads, number):
-        opt_state, state = OPTIMIZER.init(params), strategy.init(params)
+        opt_state = OPTIMIZER.init(params)
+        state = strategy.init(params)
         replica = sa.Replica(params, opt_state, (), jnp.zeros(()))
         grads, state = strategy.reduce(grads, replica, state, number)
         replica, state = strategy.sync(replica, state, number)
@@ -121,23 +123,30 @@ def words(message: str) -> str:
 
 def filled(page: str) -> str:
     """Returns the text of the page with the table between its marks."""
-    return table.MARKED.sub(lambda _: made(), page)
+    return table.MARKED.sub(lambda _: format_table(), page)
 
 
-def made() -> str:
+def format_table() -> str:
     """The table and its notes; strategies and combinators of equal cells share one."""
     rows = {name: cells(name) for name in strategies()}
-    notes = [*dict.fromkeys(x for row in rows.values() for x in row if x)]
+    notes = [*dict.fromkeys(filter(None, chain.from_iterable(rows.values())))]
     columns = joined(AROUND, [*zip(*rows.values(), strict=True)])
-    heads = [", ".join(f"`{x}`" for x in group) for group in columns]
-    first = [[*AROUND].index(group[0]) for group in columns]
-    lines = [["strategy", *heads], ["---"] * (1 + len(heads))]
+    positions = [[*AROUND].index(group[0]) for group in columns]
+    heads = map(format_names, columns)
+    lines = [["strategy", *heads], ["---"] * (1 + len(columns))]
     for group in joined(rows, [tuple(row) for row in rows.values()]):
-        row = rows[group[0]]
-        shown = [f"no ({notes.index(row[i]) + 1})" if row[i] else "yes" for i in first]
-        lines.append([", ".join(f"`{x}`" for x in group), *shown])
+        line = [format_names(group)]
+        for position in positions:
+            reason = rows[group[0]][position]
+            line.append(f"no ({notes.index(reason) + 1})" if reason else "yes")
+        lines.append(line)
     text = "".join(f"| {' | '.join(line)} |\n" for line in lines)
     return text + "\n" + "".join(f"{i}. {x}\n" for i, x in enumerate(notes, 1))
+
+
+def format_names(names: Iterable[str]) -> str:
+    """Names as code, in one cell."""
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def joined(names: Iterable[str], values: Iterable[tuple[str, ...]]) -> list[list[str]]:

@@ -17,9 +17,11 @@ def filled(page: str) -> str:
 
 def diff(pair: str) -> str:
     """Returns what differs in two programs, but for their docstrings."""
-    before, after = (code(f"{pair}_{side}.py") for side in ("before", "after"))
+    before_lines, after_lines = (
+        code(f"{pair}_{side}.py") for side in ("before", "after")
+    )
     # Behind the names of both files and the first @@.
-    lines = [*difflib.unified_diff(before, after, n=2)][3:]
+    lines = [*difflib.unified_diff(before_lines, after_lines, n=2)][3:]
     lines = ["@@" if line.startswith("@@") else line.rstrip() for line in lines]
     return "".join(f"{line}\n" for line in lines)
 

@@ -40,19 +40,21 @@ class Docstring(NamedTuple):
 
 def parsed(function: Callable) -> Docstring:
     """Cuts the docstring of an algorithm into its parts."""
-    whole = inspect.getdoc(function) or ""
-    summary, *paragraphs = re.split(r"\n{2,}", whole)
+    docstring = inspect.getdoc(function) or ""
+    summary, *paragraphs = re.split(r"\n{2,}", docstring)
     sections: dict[str, str] = {}
-    update, notes = [], []
-    source, family = "", ""
+    update = []
+    notes = []
+    source = ""
+    family = ""
     for paragraph in paragraphs:
-        head, _, rest = paragraph.partition(":")
+        head, _, text = paragraph.partition(":")
         if head in SECTIONS:
-            sections[head] = rest.strip("\n")
+            sections[head] = text.strip("\n")
         elif head == "Source":
-            source = joined(rest)
+            source = joined(text)
         elif head == "Family":
-            family = joined(rest).removesuffix(".")
+            family = joined(text).removesuffix(".")
         elif sections:
             notes.append(paragraph)
         else:
@@ -60,7 +62,7 @@ def parsed(function: Callable) -> Docstring:
     return Docstring(
         joined(summary),
         update,
-        argument_texts(whole),
+        argument_texts(docstring),
         joined(sections.get("Returns", "")),
         joined(sections.get("Raises", "")),
         notes,

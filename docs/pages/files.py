@@ -8,9 +8,9 @@ from pages.links import CODE, COPIED, DOCS, ROOT, on_the_site, outside, rewritte
 def pages() -> dict[str, str]:
     """Returns the text of each page, by its path in the folder of made pages."""
     texts = {
-        shown.removeprefix("_made/"): rewritten((ROOT / path).read_text(), path)
-        for path, shown in COPIED.items()
-        if shown.startswith("_made/")
+        file_page.removeprefix("_made/"): rewritten((ROOT / path).read_text(), path)
+        for path, file_page in COPIED.items()
+        if file_page.startswith("_made/")
     }
     examples = [
         f"files/examples/{x.stem}.py" for x in sorted(ROOT.glob("examples/*.py"))
@@ -22,7 +22,7 @@ def pages() -> dict[str, str]:
     for folder in [ROOT / path for path in needed if (ROOT / path).is_dir()]:
         needed |= {str(x.relative_to(ROOT)) for x in inside(folder) if x.suffix in CODE}
     for path in sorted(needed):
-        texts[f"files/{path}.md"] = shown(path)
+        texts[f"files/{path}.md"] = file_page(path)
     return texts
 
 
@@ -33,12 +33,12 @@ def inside(folder: Path) -> list[Path]:
 
 def sources() -> list[str]:
     """Returns the paths of the pages of docs/, relative to the root."""
-    found = [*DOCS.glob("*.md"), *DOCS.glob("studies/*.md")]
-    found += DOCS.glob("notebooks/*.md")
-    return sorted(str(page.relative_to(ROOT)) for page in found)
+    pages = [*DOCS.glob("*.md"), *DOCS.glob("studies/*.md")]
+    pages += DOCS.glob("notebooks/*.md")
+    return sorted(str(page.relative_to(ROOT)) for page in pages)
 
 
-def shown(path: str) -> str:
+def file_page(path: str) -> str:
     """Returns the page of a file, or of a folder."""
     file = ROOT / path
     body = listing(file) if file.is_dir() else listed_code(file)

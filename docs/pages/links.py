@@ -47,13 +47,13 @@ def on_the_site(target: str) -> str | None:
 
 def outside(text: str, page: str) -> set[str]:
     """Returns paths that a page links to, and that need a page made for them."""
-    found = set()
+    paths = set()
     for _, _, target, _ in links(text):
         path = resolved(target, page)
-        shown = path and on_the_site(path)
-        if path and shown == f"_made/files/{path}.md":
-            found.add(path)
-    return found
+        site_path = path and on_the_site(path)
+        if path and site_path == f"_made/files/{path}.md":
+            paths.add(path)
+    return paths
 
 
 def links(text: str) -> Iterator[tuple[str, str, str, str]]:
@@ -85,9 +85,9 @@ def replacement(page: str) -> Callable[[re.Match], str]:
         path = resolved(target, page)
         if path is None:
             return match[0]
-        shown = on_the_site(path)
+        site_path = on_the_site(path)
         # tests/docs/test_docs.py fails on such a link; the site is built without it.
-        return f"{picture}[{words}](/{shown}{anchor})" if shown else words
+        return f"{picture}[{words}](/{site_path}{anchor})" if site_path else words
 
     return replaced
 

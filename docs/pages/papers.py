@@ -18,21 +18,21 @@ PLACES = {
 @cache
 def entries() -> dict[str, str]:
     """Returns the entries by the words of their titles."""
-    found = ENTRY.findall(BIBLIOGRAPHY.read_text("utf-8"))
-    return {words(field(entry, "title")): entry for entry in found}
+    texts = ENTRY.findall(BIBLIOGRAPHY.read_text("utf-8"))
+    return {words(field(entry, "title")): entry for entry in texts}
 
 
 def words(title: str) -> str:
     """Returns the words of a title in small letters, each between spaces."""
     plain = unicodedata.normalize("NFKD", title.replace("{", "").replace("}", ""))
-    kept = "".join(x for x in plain.lower() if not unicodedata.combining(x))
-    return " " + " ".join(re.findall(r"\w+", kept)) + " "
+    letters = "".join(x for x in plain.lower() if not unicodedata.combining(x))
+    return " " + " ".join(re.findall(r"\w+", letters)) + " "
 
 
 def field(entry: str, name: str) -> str:
     """Returns a field of an entry, or nothing."""
-    found = re.search(rf"^  {name} = \{{(.*)\}},$", entry, re.MULTILINE)
-    return found[1] if found else ""
+    match = re.search(rf"^  {name} = \{{(.*)\}},$", entry, re.MULTILINE)
+    return match[1] if match else ""
 
 
 def titled(title: str) -> str:
@@ -47,8 +47,11 @@ def titled(title: str) -> str:
 
 def address(entry: str) -> str:
     """Returns where a paper can be read, or nothing."""
-    found = (here + field(entry, x) for x, here in PLACES.items() if field(entry, x))
-    return next(found, "")
+    for name, prefix in PLACES.items():
+        value = field(entry, name)
+        if value:
+            return prefix + value
+    return ""
 
 
 def folded(source: str) -> str:

@@ -31,8 +31,9 @@ NUMBER = re.compile(r"[+\u2212]?\d[^A-Za-z;]*(?:[A-Za-z]+[^A-Za-z;]*)?")
 def finish(app, doctree: nodes.document) -> None:
     """Changes a page that was read."""
     for text in texts(doctree, CODE):
-        if (shown := signed(text)) != text:
-            text.parent.replace(text, nodes.Text(shown))
+        signed_text = signed(text)
+        if signed_text != text:
+            text.parent.replace(text, nodes.Text(signed_text))
     for cell in doctree.findall(nodes.entry):
         if len(cell.astext()) < 28 and NUMBER.fullmatch(cell.astext()):
             cell["classes"].append("number")
@@ -98,8 +99,8 @@ def to_algorithms(doctree: nodes.document, page: str, path: Callable) -> None:
     for literal in [*doctree.findall(nodes.literal), *plain]:
         name = literal.astext().partition(" --")[0]
         target = f"_made/algorithms/{name}"
-        named = name in syncalgos.ALGORITHMS and target != page
-        if named and not inside(literal, LINKS):
+        is_algorithm = name in syncalgos.ALGORITHMS and target != page
+        if is_algorithm and not inside(literal, LINKS):
             link = nodes.reference("", "", internal=True, refuri=path(page, target))
             literal.parent.replace(literal, link)
             link += literal

@@ -18,8 +18,9 @@ def marked(lines: list[str]) -> list[str]:
     section = ""
     for number, line in enumerate(lines):
         starts = number == 0 or not lines[number - 1].strip()
-        if found := SECTION.match(line):
-            section = found[1]
+        heading = SECTION.match(line)
+        if heading:
+            section = heading[1]
             out.append(":returns:" if section == "Returns" else line)
             continue
         if line and not line.startswith(" "):

@@ -35,9 +35,9 @@ class Parameter(NamedTuple):
 
 def definition(function: Callable) -> ast.FunctionDef:
     """Returns the syntax tree of a function."""
-    found = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
-    assert isinstance(found, ast.FunctionDef)
-    return found
+    function_node = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
+    assert isinstance(function_node, ast.FunctionDef)
+    return function_node
 
 
 def parameters(function: Callable) -> list[Parameter]:
@@ -45,19 +45,23 @@ def parameters(function: Callable) -> list[Parameter]:
     arguments = definition(function).args
     plain = [*arguments.posonlyargs, *arguments.args]
     values = [None] * (len(plain) - len(arguments.defaults)) + arguments.defaults
-    found = [made(x, value) for x, value in zip(plain, values, strict=True)]
+    converted = [
+        make_parameter(x, value) for x, value in zip(plain, values, strict=True)
+    ]
     if arguments.vararg:
-        found.append(made(arguments.vararg, None, "*"))
+        converted.append(make_parameter(arguments.vararg, None, "*"))
     elif arguments.kwonlyargs:
-        found.append(Parameter("*", "", ""))
-    named = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-    found += [made(x, value) for x, value in named]
+        converted.append(Parameter("*", "", ""))
+    keyword_only = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    converted += [make_parameter(x, value) for x, value in keyword_only]
     if arguments.kwarg:
-        found.append(made(arguments.kwarg, None, "**"))
-    return [parameter for parameter in found if parameter.name not in BOUND]
+        converted.append(make_parameter(arguments.kwarg, None, "**"))
+    return [parameter for parameter in converted if parameter.name not in BOUND]
 
 
-def made(argument: ast.arg, default: ast.expr | None, stars: str = "") -> Parameter:
+def make_parameter(
+    argument: ast.arg, default: ast.expr | None, stars: str = ""
+) -> Parameter:
     """Returns a parameter from its syntax tree."""
     kind = ast.unparse(argument.annotation) if argument.annotation else ""
     value = ast.unparse(default) if default is not None else ""
@@ -66,14 +70,14 @@ def made(argument: ast.arg, default: ast.expr | None, stars: str = "") -> Parame
     return Parameter(stars + argument.arg, kind, value)
 
 
-def text(thing: Any) -> str | None:
+def text(obj: Any) -> str | None:
     """Returns "(a: int = 1, ...)" of a function, or None for what has no source."""
-    if inspect.isclass(thing):
+    if inspect.isclass(obj):
         # A NamedTuple has no __init__ of its own: its fields are listed below it.
-        thing = vars(thing).get("__init__")
-    if not inspect.isfunction(thing):
+        obj = vars(obj).get("__init__")
+    if not inspect.isfunction(obj):
         return None
     try:
-        return f"({', '.join(map(str, parameters(thing)))})"
+        return f"({', '.join(map(str, parameters(obj)))})"
     except (AssertionError, OSError, SyntaxError):
         return None

@@ -8,6 +8,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +21,8 @@ from pages import table, traffic
 
 PAGE = Path(__file__).parents[1] / "tables" / "stacked.txt"
 HEAD = "algorithm", "vmap", "within", "shard_map", "within", "map by"
-WORKERS, SHARDS = 4, 2
+WORKERS = 4
+SHARDS = 2
 SHAPES = {"up": (256, 1024), "down": (1024, 256), "bias": (1024,)}
 CUTS = {"up": (None, "fsdp"), "down": ("fsdp", None), "bias": ("fsdp",)}
 
@@ -28,8 +30,8 @@ CUTS = {"up": (None, "fsdp"), "down": ("fsdp", None), "bias": ("fsdp",)}
 def filled(page: str) -> str:
     """Returns the text of the page with the table between its marks."""
     lines = [HEAD, ("---",) * len(HEAD), *map(row, syncalgos.ALGORITHMS)]
-    made = "".join(f"| {' | '.join(line)} |\n" for line in lines)
-    return table.MARKED.sub(lambda _: made, page)
+    text = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return table.MARKED.sub(lambda _: text, page)
 
 
 def row(name: str) -> Sequence[str]:
@@ -37,17 +39,29 @@ def row(name: str) -> Sequence[str]:
     make = syncalgos.ALGORITHMS[name]
     rate = {"learning_rate": 0.1} if traffic.needs_rate(make) else {}
     strategy = make(axis="diloco", **rate)
-    by_vmap, by_shard_map = sent(strategy, None), sent(strategy, mesh())
-    ratio = by_vmap[0] / by_shard_map[0]
-    best = "shard_map" if ratio > 1.1 else "vmap" if ratio < 1 / 1.1 else "either"
+    by_vmap = count_bytes(strategy, None)
+    by_shard_map = count_bytes(strategy, mesh())
+    ratio = by_vmap.across / by_shard_map.across
+    best = "either"
+    if ratio > 1.1:
+        best = "shard_map"
+    elif ratio < 1 / 1.1:
+        best = "vmap"
     numbers = [f"{x / 1024:,.0f}" for x in (*by_vmap, *by_shard_map)]
     return f"`{name}`", *numbers, best
 
 
-def sent(
+class DeviceBytes(NamedTuple):
+    """The bytes that a device sends to other workers, and within its worker."""
+
+    across: float
+    within: float
+
+
+def count_bytes(
     strategy: syncalgos.Strategy, over: jax.sharding.Mesh | None
-) -> tuple[float, float]:
-    """Returns the bytes of a device to other workers, and within its worker."""
+) -> DeviceBytes:
+    """Counts the bytes of a device in the compiled step of a strategy."""
     mapped = syncalgos.stacked(strategy, over)
     params = {
         name: jax.device_put(
@@ -57,7 +71,7 @@ def sent(
         for name, shape in SHAPES.items()
     }
 
-    def synced(grads, replica, state, step):
+    def step_and_sync(grads: Any, replica: Any, state: Any, step: jax.Array) -> Any:
         replica = replica._replace(loss=jnp.zeros(WORKERS))
         grads, state = mapped.reduce(grads, replica, state, step)
         moved = jax.tree.map(jnp.subtract, replica.params, grads)
@@ -66,41 +80,50 @@ def sent(
     count = jnp.zeros(WORKERS, jnp.int32)
     adam = optax.ScaleByAdamState(count, params, params)
     replica = syncalgos.Replica(params, adam)
-    given = params, replica, mapped.init(params), jnp.int32(0)
+    arguments = (params, replica, mapped.init(params), jnp.int32(0))
     with jax.set_mesh(mesh()):
-        text = jax.jit(synced).lower(*given).compile().as_text()
-    found = hlo.read(text or "")
+        text = jax.jit(step_and_sync).lower(*arguments).compile().as_text()
+    across = []
+    within = []
+    for collective in hlo.read(text or ""):
+        (across if crosses_workers(collective) else within).append(collective)
+    return DeviceBytes(largest_bytes(across), largest_bytes(within))
 
-    def crosses(one: hlo.Collective) -> bool:
-        return any(len({place // SHARDS for place in own}) > 1 for own in one.groups)
 
-    return most(filter(crosses, found)), most(x for x in found if not crosses(x))
+def crosses_workers(collective: hlo.Collective) -> bool:
+    """Says whether a group of a collective has devices of several workers."""
+    for group in collective.groups:
+        if len({device // SHARDS for device in group}) > 1:
+            return True
+    return False
 
 
-def most(found: Iterable[hlo.Collective], depth: int = 0) -> float:
+def largest_bytes(collectives: Iterable[hlo.Collective], depth: int = 0) -> float:
     """Returns the bytes of the collectives, of each conditional's larger branch."""
-    total, branches = 0.0, defaultdict(lambda: defaultdict(list))
-    for one in found:
-        if len(one.choices) == depth:
-            total += float(one.bytes * one.times)
+    total = 0.0
+    conditionals = defaultdict(lambda: defaultdict(list))
+    for collective in collectives:
+        if len(collective.choices) == depth:
+            total += float(collective.bytes * collective.times)
         else:
-            conditional, branch = one.choices[depth]
-            branches[conditional][branch].append(one)
-    return total + sum(
-        max(most(each, depth + 1) for each in taken.values())
-        for taken in branches.values()
-    )
+            conditional, branch = collective.choices[depth]
+            conditionals[conditional][branch].append(collective)
+    for branches in conditionals.values():
+        total += max(largest_bytes(branch, depth + 1) for branch in branches.values())
+    return total
 
 
 def mesh() -> jax.sharding.Mesh:
     """Returns the mesh of the programs."""
-    sizes, names = (WORKERS, SHARDS), ("diloco", "fsdp")
+    sizes = (WORKERS, SHARDS)
+    names = ("diloco", "fsdp")
     return jax.make_mesh(sizes, names, axis_types=(AxisType.Auto,) * 2)
 
 
 if __name__ == "__main__":
     jax.config.update("jax_num_cpu_devices", WORKERS * SHARDS)
-    if names := sys.argv[1:]:
+    names = sys.argv[1:]
+    if names:
         print(*(f"| {' | '.join(row(name))} |" for name in names), sep="\n")
     else:
         PAGE.write_text(filled(PAGE.read_text()))

@@ -106,7 +106,7 @@ def row(name: str, doc: Docstring) -> list[str]:
         "; or: ".join(map(in_a_line, formulas(doc))),
         re.sub(r"^(?:A|Each) (\w+) sends ", r"\1: ", sends),
         factor[1] if factor else "",
-        "; ".join(f"{first_of(authors)}, {year}" for authors, year in papers),
+        "; ".join(f"{shorten_authors(authors)}, {year}" for authors, year in papers),
     ]
 
 
@@ -115,10 +115,10 @@ def in_a_line(formula: str) -> str:
     return "; ".join(map(joined, formula.splitlines()))
 
 
-def first_of(authors: str) -> str:
+def shorten_authors(authors: str) -> str:
     """Returns the first of more than two authors."""
-    first, *others = authors.strip().split(", ")
-    return f"{first} et al." if others else first
+    first_author, *other_authors = authors.strip().split(", ")
+    return f"{first_author} et al." if other_authors else first_author
 
 
 if __name__ == "__main__":

@@ -27,27 +27,27 @@ class Traffic(NamedTuple):
     """The mean of what a worker sends in a step, in bytes.
 
     Attributes:
-        least: if no vote asks for a sync.
-        most: if each of them does.
+        least_bytes: if no vote asks for a sync.
+        most_bytes: if each of them does.
     """
 
-    least: float
-    most: float
+    least_bytes: float
+    most_bytes: float
 
 
-def sent() -> dict[str, Traffic]:
+def count_all() -> dict[str, Traffic]:
     """Counts what each algorithm of the registry sends."""
-    return {name: counted(make) for name, make in syncalgos.ALGORITHMS.items()}
+    return {name: count_sends(make) for name, make in syncalgos.ALGORITHMS.items()}
 
 
-def counted(make: Callable[..., syncalgos.Strategy]) -> Traffic:
+def count_sends(make: Callable[..., syncalgos.Strategy]) -> Traffic:
     """Counts what an algorithm sends with its defaults."""
     strategy = make(learning_rate=LEARNING_RATE) if needs_rate(make) else make()
     replica = syncalgos.Replica(MODEL, jax.eval_shape(OPTIMIZER.init, MODEL))
 
-    def a_step(taken=None) -> float:
+    def a_step(decisions=None) -> float:
         counts = syncalgos.communication(
-            strategy, replica, workers=WORKERS, steps=STEPS, taken=taken
+            strategy, replica, workers=WORKERS, steps=STEPS, taken=decisions
         )
         return counts.bytes_per_worker / STEPS
 
@@ -57,8 +57,8 @@ def counted(make: Callable[..., syncalgos.Strategy]) -> Traffic:
     if syncalgos.describe(strategy).decides:
         axes = [(name, 1) for name in syncalgos.WORKERS]
         trace = jax.make_jaxpr(decisions, axis_env=axes, return_shape=True)
-        taken = np.zeros((STEPS, *trace(MODEL)[1].shape), bool)
-        return Traffic(a_step(taken), a_step(~taken))
+        skips = np.zeros((STEPS, *trace(MODEL)[1].shape), bool)
+        return Traffic(a_step(skips), a_step(~skips))
     mean = a_step()
     return Traffic(mean, mean)
 

@@ -5,21 +5,22 @@ from string import Template
 import numpy as np
 
 from pages.motion import landscape
-from pages.motion.film import FLOOR, REST, WIDTH, Film, Recorded, film, pixels
+from pages.motion.film import FLOOR, PAUSE_PICTURES, WIDTH, Film, Recorded, film, pixels
 from pages.motion.shapes import (
     animate,
-    at,
     cross,
     duration,
     line,
     loop,
     numbers,
     petal,
+    place_group,
     travel,
 )
 
 HEIGHT = 420  # below the floor are a legend and the steps
-FIRST, LAST = 24, 616  # of the line of steps
+START_X = 24
+END_X = 616  # of the line of steps
 PARTS = "card", "edge", "deep", "line", "ink", "soft", "halo", "w0", "w1", "w2", "w3"
 # Those of the workers are Okabe and Ito's, which the colour-blind can tell apart.
 LIGHT = ["#f7f8fa", "#c9ced6", "#2f6fb3", "#fff", "#11151c", "#566072", "#fff"]
@@ -58,14 +59,15 @@ $ID .w0{color:$w0}$ID .w1{color:$w1}$ID .w2{color:$w2}$ID .w3{color:$w3}"""
 
 def svg(recorded: Recorded) -> str:
     """Returns a picture that moves for ever, and says as much without moving."""
-    shown, key = film(recorded), f"way-{recorded.name}"
+    film_pictures = film(recorded)
+    key = f"way-{recorded.name}"
     parts = [
         *_head(recorded, key),
         *_ground(key),
-        *_trails(shown, key),
-        *_center_way(shown),
-        *_markers(shown),
-        *_foot(recorded, shown),
+        *_trails(film_pictures, key),
+        *_center_way(film_pictures),
+        *_markers(film_pictures),
+        *_foot(recorded, film_pictures),
         "</g>",
         f'<rect class="edge" x=".5" y=".5" width="{WIDTH - 1}" height="{HEIGHT - 1}" '
         'rx="12"/>',
@@ -78,8 +80,10 @@ def _head(recorded: Recorded, key: str) -> list[str]:
     """Returns the beginning: what it shows, in words, and its colours."""
     steps, workers = recorded.local.shape[:2]
     light, dark = (
-        Template(COLOURS).substitute(dict(zip(PARTS, each, strict=True)), ID=f"#{key}")
-        for each in (LIGHT, DARK)
+        Template(COLOURS).substitute(
+            dict(zip(PARTS, colours, strict=True)), ID=f"#{key}"
+        )
+        for colours in (LIGHT, DARK)
     )
     style = Template(STYLE.strip()).substitute(ID=f"#{key}", light=light, dark=dark)
     return [
@@ -102,7 +106,8 @@ def _head(recorded: Recorded, key: str) -> list[str]:
 
 def _when(recorded: Recorded) -> str:
     """Returns when the workers sync, and the algorithm's settings, in words."""
-    steps, count = len(recorded.syncs), int(recorded.syncs.sum())
+    steps = len(recorded.syncs)
+    count = int(recorded.syncs.sum())
     gaps = np.diff(np.flatnonzero(recorded.syncs))
     when = f"{count} syncs in {steps} steps"
     if count == steps:
@@ -127,16 +132,16 @@ def _ground(key: str) -> list[str]:
     return [clipped, *lines, "</g>", *crosses, f'<path class="cross" d="{best}"/>']
 
 
-def _trails(shown: Film, key: str) -> list[str]:
+def _trails(pictures: Film, key: str) -> list[str]:
     """Returns the whole ways, faint, and tails that follow the workers."""
     parts = []
     for i, turn in enumerate(TURNS):
-        places = shown.workers[:, i]
+        places = pictures.workers[:, i]
         steps = np.linalg.norm(np.diff(places, axis=0), axis=1)
-        gone = np.concatenate([[0.0], steps.cumsum()])
+        distances = np.concatenate([[0.0], steps.cumsum()])
         # Ways run from the end to the start, so that one offset of dashes fits tails of
         # any length. The offset stays above 0, as Safari wants it.
-        period = np.ceil(gone[-1]) + 200
+        period = np.ceil(distances[-1]) + 200
         tails = [
             f'<use href="#{key}-{i}" stroke-width="{width}" stroke-opacity="{opacity}" '
             f'stroke-dasharray="{length} {period - length:.0f}"/>'
@@ -147,34 +152,37 @@ def _trails(shown: Film, key: str) -> list[str]:
         parts += [
             f'<g class="trail w{i}" transform="translate({numbers(shift, " ")})">',
             '<g class="whole" stroke-width="1.3">',
-            f'<path id="{key}-{i}" d="{line(places[:-REST][::-1])}"/>',
-            f'</g><g class="moving">{_fade(shown)}',
-            animate("stroke-dashoffset", np.round(gone - gone[-1] + period)),
+            f'<path id="{key}-{i}" d="{line(places[:-PAUSE_PICTURES][::-1])}"/>',
+            f'</g><g class="moving">{_fade(pictures)}',
+            animate("stroke-dashoffset", np.round(distances - distances[-1] + period)),
             *tails,
             "</g></g>",
         ]
     return parts
 
 
-def _center_way(shown: Film) -> list[str]:
+def _center_way(pictures: Film) -> list[str]:
     """Returns the center's way, and a dot where a sync alone has taken it."""
     dots = "".join(
-        f"M{numbers(shown.center[first + 3], ' ')}h0" for first in shown.flashes
+        f"M{numbers(pictures.center[flash + 3], ' ')}h0" for flash in pictures.flashes
     )
     return [
-        f'<path class="sync" d="{line(shown.center[:-REST])}" '
+        f'<path class="sync" d="{line(pictures.center[:-PAUSE_PICTURES])}" '
         'style="stroke-width:.8;opacity:.6"/>',
         f'<path class="sync" d="{dots}" style="stroke-width:4.4;opacity:.75"/>',
     ]
 
 
-def _markers(shown: Film) -> list[str]:
+def _markers(pictures: Film) -> list[str]:
     """Returns the workers and their center, moving; and still, at their last places."""
-    quarter, dot = petal(11), '<circle class="center" r="4"/>'
-    moving, still = [], []
-    has_needles = np.abs(shown.needles).max() > 0.5
+    quarter = petal(11)
+    dot = '<circle class="center" r="4"/>'
+    moving = []
+    still = []
+    has_needles = np.abs(pictures.needles).max() > 0.5
     for i, turn in enumerate(TURNS):
-        places, needles = shown.workers[:, i], shown.needles[:, i]
+        places = pictures.workers[:, i]
+        needles = pictures.needles[:, i]
         worker = f'<path class="worker" transform="rotate({turn})" d="{quarter}"/>'
         needle = (
             ['<line class="needle">']
@@ -183,58 +191,58 @@ def _markers(shown: Film) -> list[str]:
         )
         moving += [f'<g class="w{i}">', travel(places)]
         moving += [*(needle if has_needles else []), worker, "</g>"]
-        still.append(f'<g class="w{i}" {at(places[-1])}>{worker}</g>')
+        still.append(f'<g class="w{i}" {place_group(places[-1])}>{worker}</g>')
     return [
-        f'<g class="moving">{_fade(shown)}',
-        _links(shown) if shown.flashes else "",
+        f'<g class="moving">{_fade(pictures)}',
+        _links(pictures) if pictures.flashes else "",
         *moving,
-        f"<g>{travel(shown.center)}{_ring(shown)}{dot}</g></g>",
-        f'<g class="still">{"".join(still)}<g {at(shown.center[-1])}>{dot}</g></g>',
+        f"<g>{travel(pictures.center)}{_ring(pictures)}{dot}</g></g>",
+        f'<g class="still">{"".join(still)}'
+        f"<g {place_group(pictures.center[-1])}>{dot}</g></g>",
     ]
 
 
-def _links(shown: Film) -> str:
+def _links(pictures: Film) -> str:
     """Returns lines along which a sync moves the workers, while it does."""
-    count = len(shown.step)
-    lines = [
-        "".join(
-            line(np.array(move))
-            for move in zip(shown.workers[first], shown.workers[first + 3], strict=True)
-        )
-        for first in shown.flashes
-    ]
-    times = [0, *(first / (count - 1) for first in shown.flashes)]
+    count = len(pictures.step)
+    lines = []
+    for flash in pictures.flashes:
+        starts = pictures.workers[flash]
+        ends = pictures.workers[flash + 3]
+        moves = map(np.array, zip(starts, ends, strict=True))
+        lines.append("".join(map(line, moves)))
+    times = [0, *(flash / (count - 1) for flash in pictures.flashes)]
     return (
-        f'<path class="sync">{animate("opacity", _glow(shown))}'
+        f'<path class="sync">{animate("opacity", _glow(pictures))}'
         '<animate attributeName="d" calcMode="discrete" repeatCount="indefinite" '
         f'dur="{duration(count)}s" keyTimes="{numbers(times, ";", 4)}" '
         f'values="{";".join(["M0 0", *lines])}"/></path>'
     )
 
 
-def _ring(shown: Film) -> str:
+def _ring(pictures: Film) -> str:
     """Returns a ring that grows around the center at each sync that stands alone."""
-    if not shown.flashes:
+    if not pictures.flashes:
         return ""
-    size = np.full(len(shown.step), 6)
-    for first in shown.flashes:
-        size[first : first + len(GLOW)] = 8 + 5 * np.arange(len(GLOW))
-    moving = animate("r", size) + animate("opacity", _glow(shown))
+    size = np.full(len(pictures.step), 6)
+    for flash in pictures.flashes:
+        size[flash : flash + len(GLOW)] = 8 + 5 * np.arange(len(GLOW))
+    moving = animate("r", size) + animate("opacity", _glow(pictures))
     return f'<circle class="sync">{moving}</circle>'
 
 
-def _glow(shown: Film) -> np.ndarray:
+def _glow(pictures: Film) -> np.ndarray:
     """Returns the light of syncs over the film."""
-    glow = np.zeros(len(shown.step))
-    for first in shown.flashes:
-        glow[first : first + len(GLOW)] = GLOW
+    glow = np.zeros(len(pictures.step))
+    for flash in pictures.flashes:
+        glow[flash : flash + len(GLOW)] = GLOW
     return glow
 
 
-def _foot(recorded: Recorded, shown: Film) -> list[str]:
+def _foot(recorded: Recorded, pictures: Film) -> list[str]:
     """Returns the name, a legend, and the line of steps with its syncs."""
     steps = len(recorded.syncs)
-    along = np.linspace(FIRST, LAST, steps + 1)
+    along = np.linspace(START_X, END_X, steps + 1)
     ticks = "".join(f"M{x:.1f} 399v7" for x in along[1:][recorded.syncs])
     petals = "".join(
         f'<path class="worker w{i}" transform="rotate({turn})" d="{petal(8)}"/>'
@@ -246,26 +254,26 @@ def _foot(recorded: Recorded, shown: Film) -> list[str]:
         f"{recorded.name}</text>",
         f'<text x="{WIDTH / 2:.0f}" y="51" text-anchor="middle">{_when(recorded)}'
         "</text>",
-        f'<g transform="translate({FIRST + 8} {row - 4})">{petals}</g>'
-        f'<text x="{FIRST + 22}" y="{row}">workers</text>',
-        f'<circle class="center" cx="{FIRST + 96}" cy="{row - 4}" r="4"/>'
-        f'<text x="{FIRST + 106}" y="{row}">center</text>',
-        f'<path class="cross" d="{cross(np.array([FIRST + 172, row - 4]), 5)}"/>'
-        f'<text x="{FIRST + 183}" y="{row}">lowest mean loss</text>',
-        f'<path class="cross w0" d="{cross(np.array([FIRST + 306, row - 4]), 4)}"/>'
-        f'<text x="{FIRST + 316}" y="{row}">lowest of one worker</text>',
-        f'<text x="{LAST}" y="{row}" text-anchor="end">{steps} steps, syncs marked'
+        f'<g transform="translate({START_X + 8} {row - 4})">{petals}</g>'
+        f'<text x="{START_X + 22}" y="{row}">workers</text>',
+        f'<circle class="center" cx="{START_X + 96}" cy="{row - 4}" r="4"/>'
+        f'<text x="{START_X + 106}" y="{row}">center</text>',
+        f'<path class="cross" d="{cross(np.array([START_X + 172, row - 4]), 5)}"/>'
+        f'<text x="{START_X + 183}" y="{row}">lowest mean loss</text>',
+        f'<path class="cross w0" d="{cross(np.array([START_X + 306, row - 4]), 4)}"/>'
+        f'<text x="{START_X + 316}" y="{row}">lowest of one worker</text>',
+        f'<text x="{END_X}" y="{row}" text-anchor="end">{steps} steps, syncs marked'
         "</text>",
-        f'<path class="edge" d="M{FIRST} 406H{LAST}" stroke-width="2"/>',
+        f'<path class="edge" d="M{START_X} 406H{END_X}" stroke-width="2"/>',
         f'<path class="sync" d="{ticks}"/>',
         '<circle class="center moving" cy="406" r="4.5">'
-        f"{animate('cx', along[shown.step])}</circle>",
+        f"{animate('cx', along[pictures.step])}</circle>",
     ]
 
 
-def _fade(shown: Film) -> str:
+def _fade(pictures: Film) -> str:
     """Returns the light of all that moves: the film begins and ends with less."""
     return (
-        f'<animate attributeName="opacity" dur="{duration(len(shown.step))}s" '
+        f'<animate attributeName="opacity" dur="{duration(len(pictures.step))}s" '
         'repeatCount="indefinite" keyTimes="0;.02;.96;1" values="0;1;1;0"/>'
     )

@@ -6,9 +6,11 @@ import numpy as np
 
 from pages.motion import landscape
 
-WIDTH, FLOOR = 640, 358  # pixels
-REST = 14  # pictures before the film begins again
-NEEDLE, LONGEST = 0.25, 60  # of a gradient's length; pixels
+WIDTH = 640
+FLOOR = 358  # pixels
+PAUSE_PICTURES = 14  # pictures before the film begins again
+NEEDLE = 0.25
+LONGEST = 60  # of a gradient's length; pixels
 
 
 class Recorded(NamedTuple):
@@ -53,27 +55,34 @@ class Film(NamedTuple):
 
 def film(recorded: Recorded) -> Film:
     """Gives every step a picture, and more to the syncs that stand alone."""
-    places, local = pixels(recorded.places), pixels(recorded.local)
-    center, needles = pixels(recorded.center), _needles(recorded)
-    pictures, flashes = [(places[0], center[0], needles[0], 0)], []
+    places = pixels(recorded.places)
+    local = pixels(recorded.local)
+    center = pixels(recorded.center)
+    needles = _needles(recorded)
+    pictures = [(places[0], center[0], needles[0], 0)]
+    flashes = []
     for step, is_alone in enumerate(stands_alone(recorded.syncs)):
-        shown = needles[step + 1], step + 1
+        needle_and_step = needles[step + 1], step + 1
         if is_alone:
             flashes.append(len(pictures))
             way = places[step + 1] - local[step]
             gain = center[step + 1] - center[step]
             # It waits, and then goes slowly enough to be seen.
             pictures += [
-                (local[step] + share * way, center[step] + share * gain, *shown)
+                (
+                    local[step] + share * way,
+                    center[step] + share * gain,
+                    *needle_and_step,
+                )
                 for share in (0.0, 0.2, 0.7)
             ]
-        pictures.append((places[step + 1], center[step + 1], *shown))
-    pictures += [pictures[-1]] * REST
+        pictures.append((places[step + 1], center[step + 1], *needle_and_step))
+    pictures += [pictures[-1]] * PAUSE_PICTURES
     # Rounded as they are drawn: tails go by lengths, and end where workers are.
-    workers, middle, will, shown = (
+    workers, film_center, film_needles, steps = (
         np.round(np.array(x), 1) for x in zip(*pictures, strict=True)
     )
-    return Film(workers, middle, will, shown.astype(int), flashes)
+    return Film(workers, film_center, film_needles, steps.astype(int), flashes)
 
 
 def pixels(places: np.ndarray) -> np.ndarray:

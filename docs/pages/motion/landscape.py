@@ -11,11 +11,15 @@ from typing import Any
 
 import numpy as np
 
-ALONG, ACROSS = 0.4, 4.8  # a and b: 12 times as steep across the valley as along it
+ALONG = 0.4
+ACROSS = 4.8  # a and b: 12 times as steep across the valley as along it
 BEND = 0.33  # c
 BEST = np.array([1.0, BEND])
 START = np.array([-1.6, 1.45])
-LEFT, RIGHT, BOTTOM, TOP = -2.1, 2.1, -0.65, 1.7  # of the picture
+LEFT = -2.1
+RIGHT = 2.1
+BOTTOM = -0.65
+TOP = 1.7  # of the picture
 
 # One row for each worker. Without a sync a worker ends in a minimum of its own.
 TILTS = np.array([[0.32, 0.0], [-0.2, 0.4], [-0.38, 0.0], [0.26, -0.4]])

@@ -31,7 +31,7 @@ def duration(pictures: int) -> str:
     return _number(SECONDS * (pictures - 1), 2)
 
 
-def at(place: np.ndarray) -> str:
+def place_group(place: np.ndarray) -> str:
     """Returns the attribute that puts a group at a place."""
     return f'transform="translate({numbers(place, " ")})"'
 
@@ -54,21 +54,22 @@ def cross(place: np.ndarray, size: float) -> str:
 def line(points: np.ndarray) -> str:
     """Returns a line through points, each told from the one before: it is shorter."""
     tenths = np.round(10 * points).astype(int)
-    first, *rest = tenths[0], *np.diff(tenths, axis=0)
-    text = f"M{numbers(first / 10, ' ')}l"
-    return text + " ".join(numbers(move / 10, " ") for move in rest)
+    text = f"M{numbers(tenths[0] / 10, ' ')}l"
+    moves = np.diff(tenths, axis=0)
+    return text + " ".join(numbers(move / 10, " ") for move in moves)
 
 
 def loop(points: np.ndarray) -> str:
     """Returns a smooth closed line through points (Catmull and Rom)."""
     slopes = (np.roll(points, -1, axis=0) - np.roll(points, 1, axis=0)) / 6
     nodes = np.round([points - slopes, points], 1).swapaxes(0, 1)  # (points, 2, 2)
-    first, following = nodes[0, 1], np.roll(nodes, -1, axis=0)
-    starts = np.concatenate([first[None], following[:-1, 1]])
+    first_point = nodes[0, 1]
+    following = np.roll(nodes, -1, axis=0)
+    starts = np.concatenate([first_point[None], following[:-1, 1]])
     moves = (following - starts[:, None]).reshape(-1, 4)
     leave = numbers(slopes[0], " ")
-    into, *rest = (numbers(move, " ") for move in moves)
-    return f"M{numbers(first, ' ')}c{leave} {into}s{' '.join(rest)}z"
+    first_move, *later_moves = (numbers(move, " ") for move in moves)
+    return f"M{numbers(first_point, ' ')}c{leave} {first_move}s{' '.join(later_moves)}z"
 
 
 def numbers(values: Iterable[float], between: str, digits: int = 1) -> str:

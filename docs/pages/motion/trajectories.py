@@ -38,7 +38,7 @@ class Setup(NamedTuple):
         arguments: of the algorithm's factory, besides its period.
         optimizer: rate -> the inner one.
         rate: the learning rate, or the highest one.
-        last: the last rate as a share of the first, with a cosine between.
+        final_share: the last rate as a share of the first, with a cosine between.
         leaves: of params, cut between columns.
         shape: of params, a matrix. More than two entries have the two parameters as
             coordinates: SGD goes the same way, and compression has more to leave out.
@@ -47,7 +47,7 @@ class Setup(NamedTuple):
     arguments: Mapping[str, Any] = MappingProxyType({})
     optimizer: Callable[..., optax.GradientTransformation] = optax.sgd
     rate: float = RATE
-    last: float = 1.0
+    final_share: float = 1.0
     leaves: int = 1
     shape: tuple[int, int] = (1, 2)
 
@@ -59,8 +59,8 @@ SETUPS = {
     "hierarchical": Setup({"inner_period": 4, "groups": 2}),
     "fedavg": Setup({"fraction": 0.5}),
     "fedprox": Setup({"proximal": 0.5}),
-    "qsr": Setup({"period": 4, "growth": 0.17}, last=0.3),
-    "des_loc": Setup(optimizer=optax.adam, rate=0.12, last=0.1),
+    "qsr": Setup({"period": 4, "growth": 0.17}, final_share=0.3),
+    "des_loc": Setup(optimizer=optax.adam, rate=0.12, final_share=0.1),
     "dynamic_averaging": Setup({"bound": 0.15}),
     "bmuf": Setup({"block_momentum": 0.5}),
     "fedopt": Setup({"outer_lr": 0.15, "b1": 0.5, "tau": 0.1}),
@@ -80,13 +80,13 @@ SETUPS = {
     "demo": Setup({"decay": 0.9, "chunk": 2, "top_k": 1}, rate=0.06),
     "sparseloco": Setup({"density": 0.5, "chunk": 2}),
     "powersgd": Setup({"rank": 1}, shape=(6, 6)),
-    "dion": Setup(rate=0.06, last=0.1, shape=(6, 6)),
+    "dion": Setup(rate=0.06, final_share=0.1, shape=(6, 6)),
     "topk_sgd": Setup(HALF),
     "dgc": Setup({"density": 0.5, "local_momentum": 0.5, "dense_steps": 0}, rate=0.08),
     "ef21": Setup({"density": 0.5, "local_momentum": 0.5}),
-    "signum": Setup(rate=0.06, last=0.1),
-    "distributed_lion": Setup(rate=0.06, last=0.1),
-    "one_bit_adam": Setup({"dense_steps": 32}, rate=0.06, last=0.1),
+    "signum": Setup(rate=0.06, final_share=0.1),
+    "distributed_lion": Setup(rate=0.06, final_share=0.1),
+    "one_bit_adam": Setup({"dense_steps": 32}, rate=0.06, final_share=0.1),
     "quantized_sgd": Setup({"bits": 2}, shape=(6, 6)),
     "loco": Setup({"bits": 2}, shape=(6, 6)),
 }
@@ -105,47 +105,50 @@ def record(name: str, steps: int = STEPS, seed: int = 0) -> Recorded:
     """
     setup = SETUPS.get(checks.one_of("algorithm", name, ALGORITHMS), Setup())
     rate = setup.rate
-    if setup.last < 1:
-        rate = optax.cosine_decay_schedule(rate, steps, setup.last)
-    strategy, optimizer = _strategy(name, setup, rate), setup.optimizer(rate)
+    if setup.final_share < 1:
+        rate = optax.cosine_decay_schedule(rate, steps, setup.final_share)
+    strategy = _strategy(name, setup, rate)
+    optimizer = setup.optimizer(rate)
     basis = _basis(setup.shape)
     replica = _replica(setup, basis, optimizer)
     run = jax.jit(
         jax.vmap(partial(_train, strategy, optimizer, basis), (None, 0), axis_name=AXIS)
     )
     data = landscape.examples(steps, seed)
-    seen = jax.tree.map(np.asarray, run(replica, data))
-    decided = [taken[0] for taken in seen.decided]  # identical on all workers
-    sent = syncalgos.communication(
+    recording = jax.tree.map(np.asarray, run(replica, data))
+    decided = [
+        decision[0] for decision in recording.decided
+    ]  # identical on all workers
+    ledger = syncalgos.communication(
         strategy,
         replica,
         workers=len(data),
         steps=steps,
         taken=np.stack(decided, axis=1) if decided else None,
     )
-    shown = {**setup.arguments, "learning rate": setup.rate}
+    described_settings = {**setup.arguments, "learning rate": setup.rate}
     return Recorded(
         name,
-        _started(seen.after.swapaxes(0, 1)),
-        seen.local.swapaxes(0, 1),
-        seen.slopes.swapaxes(0, 1),
-        _started(seen.center[0]),
-        np.diff(sent.per_step, prepend=0.0) > 0,
-        ", ".join(f"{k.replace('_', ' ')} {x}" for k, x in shown.items()),
+        _started(recording.synced.swapaxes(0, 1)),
+        recording.local.swapaxes(0, 1),
+        recording.slopes.swapaxes(0, 1),
+        _started(recording.center[0]),
+        np.diff(ledger.per_step, prepend=0.0) > 0,
+        ", ".join(f"{k.replace('_', ' ')} {x}" for k, x in described_settings.items()),
     )
 
 
-class Seen(NamedTuple):
+class Recording(NamedTuple):
     """One worker's way, with leading (steps, ...): see `Recorded`.
 
     Attributes:
-        slopes, local, after, center: points, (steps, 2); after: with the sync.
+        slopes, local, synced, center: points, (steps, 2); synced: with the sync.
         decided: whether it was decided to sync, (steps,) for each such decision.
     """
 
     slopes: Any
     local: Any
-    after: Any
+    synced: Any
     center: Any
     decided: list[Any]
 
@@ -156,7 +159,7 @@ def _train(
     basis: np.ndarray,
     replica: Replica,
     examples: jax.Array,
-) -> Seen:
+) -> Recording:
     """Trains one worker on its examples, (steps, 2): the loop of docs/own-loop.md."""
 
     def point(params):
@@ -173,14 +176,14 @@ def _train(
         updates, opt_state = optimizer.update(grads, replica.opt_state, replica.params)
         params = optax.apply_updates(replica.params, updates)
         synced, state = strategy.sync(Replica(params, opt_state), state, step)
-        seen = Seen(
+        recording = Recording(
             point(slopes),
             point(params),
             point(synced.params),
             point(strategy.center(synced.params, state)),
             [*syncalgos.sync_metrics(state, step).get("decided", ())],
         )
-        return (synced, state, step + 1), seen
+        return (synced, state, step + 1), recording
 
     carry = replica, strategy.init(replica.params), jnp.int32(0)
     return jax.lax.scan(local_step, carry, examples)[1]
@@ -208,13 +211,13 @@ def _replica(
 def _strategy(name: str, setup: Setup, rate: Any) -> Strategy:
     """Calls the factory with its own arguments and those that most take."""
     factory = ALGORITHMS[name]
-    taken = inspect.signature(factory).parameters
+    parameters = inspect.signature(factory).parameters
     offered = {"period": PERIOD, "learning_rate": rate, "axis": AXIS}
     # At periods of one step nothing local is left to see; sparta's is one by default.
     common = {
         key: value
         for key, value in offered.items()
-        if key in taken and (key != "period" or taken[key].default != 1)
+        if key in parameters and (key != "period" or parameters[key].default != 1)
     }
     return factory(**{**common, **setup.arguments})
 
@@ -231,15 +234,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="all by default")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
     parser.add_argument("--steps", type=int, default=STEPS, metavar="N")
-    asked = parser.parse_args(arguments)
+    flags = parser.parse_args(arguments)
     try:
-        names = [checks.one_of("algorithm", x, ALGORITHMS) for x in asked.names]
+        names = [checks.one_of("algorithm", x, ALGORITHMS) for x in flags.names]
     except ValueError as error:
         parser.error(str(error))
-    asked.out.mkdir(parents=True, exist_ok=True)
+    flags.out.mkdir(parents=True, exist_ok=True)
     for name in names or ALGORITHMS:
-        drawn = svg(record(name, asked.steps))
-        (asked.out / f"{name}.svg").write_text(drawn, encoding="utf-8")
+        picture = svg(record(name, flags.steps))
+        (flags.out / f"{name}.svg").write_text(picture, encoding="utf-8")
 
 
 if __name__ == "__main__":
