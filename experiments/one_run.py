@@ -79,8 +79,8 @@ def make(
             code = stopping.decide(_code(outcome) if is_whole else stopping.FAILED)
             if group.is_first:
                 show_summary(summary, out)
-            after = remarks.after(run, outcome, summary.center_step)
-            for text in (*missing, *after):
+            cautions = remarks.after(run, outcome, summary.center_step)
+            for text in (*missing, *cautions):
                 terminal.say(text)
             return code
     except Finished as error:
@@ -126,8 +126,8 @@ def opened(
         yield Folder(run, None, started)
         return
     # The first process writes all files but checkpoints: it alone locks the folder.
-    held = lock.lock_folder(out) if run.group.is_first else nullcontext()
-    with held, Background() as background:
+    folder_lock = lock.lock_folder(out) if run.group.is_first else nullcontext()
+    with folder_lock, Background() as background:
         if run.group.is_first:  # another command may have written before the lock
             check_files(replace(run.config, out=out))
         saver = restore(run, out / FOLDER, background)
@@ -195,11 +195,11 @@ class Folder:
         files.write_json(out / "config.json", config)
         run_folder.write_metrics(out, self.progress.lines)
 
-    def track(self, own: Iterable[Tracker] = ()) -> Tracking:
+    def track(self, trackers: Iterable[Tracker] = ()) -> Tracking:
         """Starts the trackers of the run, which follow the first process."""
         run, c = self.run, self.run.config
         if run.group.is_first:
-            self.tracked = Tracking(c.track, own)
+            self.tracked = Tracking(c.track, trackers)
         settings = {name: getattr(c, name) for name in SETTINGS}
         self.tracked.start(
             Tracked(

@@ -84,16 +84,19 @@ class Axis(NamedTuple):
         """Returns new values near the best, or one beyond an end at which it lies."""
         assert self.bounds is not None
         low, high, _ = self.bounds
-        known, below = sorted(map(float, tried)), self.near // 2
+        tried_numbers = sorted(map(float, tried))
+        below = self.near // 2
         ratio = (high / low) ** (1 / (len(self.values) - 1))
-        factors = [NEAR**n for n in range(-below, self.near - below + 1)]
-        if not is_near:
-            is_enough = len(known) >= len(self.values) + MOST_BEYOND
-            ends = {} if is_enough else {known[0]: 1 / ratio, known[-1]: ratio}
+        if is_near:
+            factors = [NEAR**n for n in range(-below, self.near - below + 1)]
+        elif len(tried_numbers) >= len(self.values) + MOST_BEYOND:
+            factors = [1]
+        else:
+            ends = {tried_numbers[0]: 1 / ratio, tried_numbers[-1]: ratio}
             factors = [ends.get(float(best), 1)]
         form = ".0f" if are_whole(low, high) else ".3g"
         texts = dict.fromkeys(f"{float(best) * x:{form}}" for x in factors)
-        return tuple(x for x in texts if float(x) not in known)
+        return tuple(x for x in texts if float(x) not in tried_numbers)
 
 
 def are_whole(low: float, high: float) -> bool:

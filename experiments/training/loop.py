@@ -126,10 +126,10 @@ def train(
     c, group, state = run.config, run.group, run.state
     to_evaluate, to_save = {*c.evaluations}, {*c.checkpoints}
     # Any split into dispatches gives the same numbers: a resumed run may shorten one.
-    whole = dispatches(to_evaluate | to_save, c.dispatch_steps)
+    planned_dispatches = dispatches(to_evaluate | to_save, c.dispatch_steps)
     if evaluate_at_end_only:
         to_evaluate = {c.steps}
-    schedule = [*remaining(whole, progress.step)]
+    schedule = [*remaining(planned_dispatches, progress.step)]
     test, feed = _held_out(run), _Feed(run, schedule)
     # The header has already said so: see `remarks.header`.
     warnings.filterwarnings("ignore", "no sync came in")
@@ -145,19 +145,20 @@ def train(
     divergence = Divergence()
     for first, steps in schedule:
         batches, waited = feed.read(first, steps)
-        asked, is_unread = watch.asked_to_stop(), isinstance(batches, BadRequest)
+        own_signal = watch.asked_to_stop()
+        is_unread = isinstance(batches, BadRequest)
         # If one process is asked to stop, or cannot read, all stop at the same step.
         # This may be within a round: the checkpoint holds all replicas.
-        signal = group.largest(UNREAD if is_unread else asked)
+        signal = group.largest(UNREAD if is_unread else own_signal)
         if signal:
             watch.save(state, True)
             if signal == UNREAD:
                 _end_unread(batches, progress, group)
             break
         center = None  # two may not fit in memory
-        given = Batches(batches, feed.placed)
+        training_batches = Batches(batches, feed.placed)
         to_compile = test if first == schedule[0][0] else None
-        state, metrics, seconds = _dispatch(run, state, given, to_compile)
+        state, metrics, seconds = _dispatch(run, state, training_batches, to_compile)
         losses, decided = metrics["loss"], np.argwhere(metrics.get(DECISIONS, ()))
         spent = seconds + waited, decided.tolist()
         progress.stepped(losses.tolist(), metrics[WORKER_LOSSES], *spent)
@@ -191,15 +192,15 @@ def train(
     )
 
 
-def _end_unread(found: Any, progress: Progress, group: ProcessGroup) -> NoReturn:
+def _end_unread(batches: Any, progress: Progress, group: ProcessGroup) -> NoReturn:
     """Ends a run if this or another process could not read the next examples."""
-    if not isinstance(found, BadRequest):
+    if not isinstance(batches, BadRequest):
         # The process that could not read reports why, which ends this wait.
         group.largest(0)
         raise RuntimeError("another process could not read its examples")
     if progress.step and progress.saved == progress.step:
-        raise type(found)(f"{found}; --resume continues after step {progress.step}")
-    raise found
+        raise type(batches)(f"{batches}; --resume continues after step {progress.step}")
+    raise batches
 
 
 def dispatches(ends: Iterable[int], most: int) -> Iterator[tuple[int, int]]:
@@ -287,15 +288,18 @@ def _rows(run: Run, numbers: np.ndarray | None, first: int, steps: int) -> np.nd
     """Returns the numbers of the examples, (steps, batch)."""
     draw = (run.config.seed, first, steps, run.config.batch_size)
     if run.shards is None:
-        found = sampling.rows(*draw, run.data.examples)
+        rows = sampling.rows(*draw, run.data.examples)
     else:
-        found = sampling.rows_of_shards(*draw, run.shards)
-    found = found[:, run.trainer.layout.own_rows(run.config.batch_size)]
-    return found if numbers is None else numbers[found]
+        rows = sampling.rows_of_shards(*draw, run.shards)
+    own_rows = rows[:, run.trainer.layout.own_rows(run.config.batch_size)]
+    return own_rows if numbers is None else numbers[own_rows]
 
 
 def _dispatch(
-    run: Run, state: TrainState, given: Batches, to_compile: Batches | None
+    run: Run,
+    state: TrainState,
+    training_batches: Batches,
+    to_compile: Batches | None,
 ) -> tuple[TrainState, dict[str, np.ndarray], float]:
     """Trains on batches; returns the state, the metrics and the training seconds.
 
@@ -306,23 +310,26 @@ def _dispatch(
     start, compiled = time.perf_counter(), trainer.compile_seconds
     try:
         if to_compile is None:
-            state, metrics = trainer.run(state, *given)
+            state, metrics = trainer.run(state, *training_batches)
         else:
             # Otherwise the first evaluation would have to wait for its compilation.
             with stopping.compiling():
-                trainer.compile(state, given, to_compile, assesses=True)
+                trainer.compile(state, training_batches, to_compile, assesses=True)
             # Of several processes, each compiles a program at its first call.
             is_alone = trainer.layout.processes == 1
             with nullcontext() if is_alone else stopping.compiling():
-                state, metrics = trainer.run(state, *given)
+                state, metrics = trainer.run(state, *training_batches)
     except LaneFormError as error:
         raise BadRequest(f"--task {run.config.task}: {error}") from error
     # Unlike np.asarray, this can be interrupted by Ctrl-C.
     jax.block_until_ready(metrics)
     seconds = time.perf_counter() - start - (trainer.compile_seconds - compiled)
-    wanted = [name for name in WANTED if name in metrics]
-    kept = {name: np.asarray(metrics[name], np.float64) for name in wanted}
-    return state, kept, seconds
+    host_metrics = {
+        name: np.asarray(metrics[name], np.float64)
+        for name in WANTED
+        if name in metrics
+    }
+    return state, host_metrics, seconds
 
 
 def _evaluate(
@@ -372,11 +379,11 @@ def correct(run: Run, outcome: Outcome) -> str | None:
         programs.hits = jax.jit(
             lambda model, data, rows: jax.lax.map(partial(of_rows, model, data), rows)
         )
-    found = np.ravel(programs.hits(outcome.center, data, rows))
-    found = found[: len(data[WEIGHT]) - 1]
-    return (
-        np.packbits(found > 0).tobytes().hex() if np.isin(found, (0, 1)).all() else None
-    )
+    hits = np.ravel(programs.hits(outcome.center, data, rows))
+    hits = hits[: len(data[WEIGHT]) - 1]
+    if not np.isin(hits, (0, 1)).all():
+        return None
+    return np.packbits(hits > 0).tobytes().hex()
 
 
 def _figures(task: Task, means: dict[str, float]) -> dict[str, float]:

@@ -78,12 +78,19 @@ class Varied(NamedTuple):
 
     def of(self, config: Settings) -> Numbers:
         """Returns their values, except those of None."""
-        given = {name: getattr(config, name) for name in self.fields}
-        if not config.weight_decay:  # the optimizer has no part for a decay of 0
-            given.pop("weight_decay", None)
-        given = {name: x for name, x in given.items() if x is not None}
-        own = {name: config.arguments[name] for name in self.arguments}
-        return {**given, "arguments": {k: x for k, x in own.items() if x is not None}}
+        numbers: dict[str, Any] = {}
+        for name in self.fields:
+            value = getattr(config, name)
+            # The optimizer has no part for a decay of 0.
+            is_left_out = name == "weight_decay" and not config.weight_decay
+            if value is not None and not is_left_out:
+                numbers[name] = value
+        arguments: dict[str, Any] = {}
+        for name in self.arguments:
+            value = config.arguments[name]
+            if value is not None:
+                arguments[name] = value
+        return {**numbers, "arguments": arguments}
 
 
 class Timetable(NamedTuple):
@@ -393,13 +400,15 @@ def _varied(
         )
 
     # Usually all are data; otherwise each argument is asked for by itself.
-    found = Varied((*_OF_OPTIMIZER, "seed"), floats)
-    if _is_traceable(used, found.of(config)):
-        return found
-    seed = ["seed"] if is_taken(Varied(["seed"])) else []
-    own = [name for name in floats if is_taken(Varied((), [name]))]
-    found = Varied((*_OF_OPTIMIZER, *seed), own)
-    return found if _is_traceable(used, found.of(config)) else Varied()
+    varied = Varied((*_OF_OPTIMIZER, "seed"), floats)
+    if _is_traceable(used, varied.of(config)):
+        return varied
+    fields = _OF_OPTIMIZER
+    if is_taken(Varied(["seed"])):
+        fields = (*_OF_OPTIMIZER, "seed")
+    arguments = [name for name in floats if is_taken(Varied((), [name]))]
+    varied = Varied(fields, arguments)
+    return varied if _is_traceable(used, varied.of(config)) else Varied()
 
 
 def _use(
@@ -411,9 +420,8 @@ def _use(
 ) -> None:
     """Makes a method of numbers; one of the user's takes a local step with them."""
     optimizer, strategy, _ = make(config.at(numbers))
-    if (
-        ":" not in config.algo and not objects.has_factory
-    ):  # tests check that ours accept traced numbers
+    is_users_own = ":" in config.algo or objects.has_factory
+    if not is_users_own:  # tests check that ours accept traced numbers
         return
 
     def local_step(params, step):
@@ -448,18 +456,18 @@ def _structure(
 ) -> dict[str, Any]:
     """Returns all settings that a run's programs depend on, except for data."""
     numbers = varied.of(config)
-    apart = {*numbers, "validation", "seed", "init_from"}
+    free_names = {*numbers, "validation", "seed", "init_from"}
     names = [x.parameter for x in SETTINGS.values() if x.scope != "process"]
-    found = {name: getattr(config, name) for name in names if name not in apart}
+    structure = {x: getattr(config, x) for x in names if x not in free_names}
     fixed = config.arguments.keys() - numbers["arguments"]
-    found["arguments"] = {name: config.arguments[name] for name in fixed}
-    found["task_arguments"] = dict(config.task_arguments)
+    structure["arguments"] = {name: config.arguments[name] for name in fixed}
+    structure["task_arguments"] = dict(config.task_arguments)
     kinds = [TASK] if "seed" in numbers else [ALGORITHM, TASK]
     if takes(config, "seed", kinds, objects):
-        found["seed"] = config.seed
+        structure["seed"] = config.seed
     # A momentum of None is not a number.
-    found["data"] = jax.tree.structure(numbers)
-    return found
+    structure["data"] = jax.tree.structure(numbers)
+    return structure
 
 
 def _check_plateau(config: Settings, strategy: Strategy) -> None:
