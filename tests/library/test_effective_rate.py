@@ -34,7 +34,7 @@ def fixed_kinds() -> Strategy:
     ("strategy", "workers", "gain"),
     [
         (syncalgos.bmuf(10, block_momentum=0.9, block_lr=0.5, nesterov=True), 4, 5),
-        pytest.param(syncalgos.diloco(period=5000), 2, 7, marks=pytest.mark.slow),
+        (syncalgos.diloco(period=5000), 2, 7),
         (syncalgos.async_diloco(slowest=0.5, outer_momentum=0.9), 3, 7 * 0.75),
         (fixed_kinds(), 4, 1),
         pytest.param(syncalgos.bmuf(16), 256, 256, marks=pytest.mark.slow),
