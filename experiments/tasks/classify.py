@@ -13,7 +13,7 @@ from optax.contrib import MuonDimensionNumbers
 from experiments.tasks.task import Arrays, Data, Shardings
 from models import lenet, mlp, resnet, sharding
 from syncalgos import checks
-from syncalgos.collectives import Axis, PyTree
+from syncalgos.collectives import PyTree
 
 BatchNorm = Literal["worker", "global"]
 MATRICES = {"w", "recurrent"}
@@ -71,7 +71,7 @@ def network(
     classes: int,
     batch_norm: BatchNorm,
     remat: bool,
-    axis: Axis,
+    axis: str | tuple[str, ...],
 ) -> Network:
     """Makes a model for images.
 

@@ -35,8 +35,9 @@ def call_jitted_parts(strategy: sa.Strategy) -> None:
         replica = sa.Replica(params, optimizer.init(params), loss=jnp.float32(1))
         state = strategy.init(params)
         step = jnp.int32(3)
+        grads = params
         for _ in range(2):
-            grads, state = jax.jit(strategy.reduce)(params, replica, state, step)
+            grads, state = jax.jit(strategy.reduce)(grads, replica, state, step)
             replica, state = jax.jit(strategy.sync)(replica, state, step)
         return jax.jit(strategy.center)(replica.params, state), grads
 
