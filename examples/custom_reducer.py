@@ -17,7 +17,9 @@ import syncalgos
 from syncalgos.reducers import error_feedback
 from syncalgos.writing import WORKERS, Axis, Reducer, collectives, factory
 
-PERIOD, STEPS, BATCH = 20, 400, 128
+PERIOD = 20
+STEPS = 400
+BATCH = 128
 
 
 @factory  # a strategy around it repeats the call with its own axis
@@ -34,13 +36,13 @@ def ternary(*, axis: Axis = WORKERS) -> Reducer:
         bits, scales = collectives.gather((bits, scale), axis)  # (workers, 2, bytes)
         bits = jnp.unpackbits(bits, axis=2, count=x.size).astype(x.dtype)
         entries = scales[:, None] * (bits[:, 0] - bits[:, 1])  # (workers, size)
-        own = entries[collectives.index(axis)]
-        return entries.mean(0).reshape(x.shape), own.reshape(x.shape)
+        own_entries = entries[collectives.index(axis)]
+        return entries.mean(0).reshape(x.shape), own_entries.reshape(x.shape)
 
     def combine(updates, state, step):
         leaves, form = jax.tree.flatten(updates)
-        combined, sent = zip(*map(leaf, leaves), strict=True)
-        return form.unflatten(combined), form.unflatten(sent), state
+        combined, decoded = zip(*map(leaf, leaves), strict=True)
+        return form.unflatten(combined), form.unflatten(decoded), state
 
     return Reducer(combine)
 
@@ -56,7 +58,8 @@ def loss(params, batch):
 
 
 images, labels = load_digits(return_X_y=True)
-x, y = np.asarray(images, np.float32) / 16, np.asarray(labels, np.int32)
+x = np.asarray(images, np.float32) / 16
+y = np.asarray(labels, np.int32)
 rng = np.random.default_rng(0)
 train, test = np.split(rng.permutation(len(y)), [1497])
 rows = rng.choice(train, (STEPS, BATCH))  # (steps, batch of all workers together)
@@ -69,5 +72,7 @@ for name, reducer in {"mean": "mean", "ternary": error_feedback(ternary())}.item
     trainer = syncalgos.DataParallel(loss, optax.sgd(0.05), strategy, workers=4)
     state, _ = trainer.run(trainer.init(params), {"x": x[rows], "y": y[rows]})
     hits = logits(trainer.center(state).params, x[test]).argmax(-1) == y[test]
-    sent = trainer.communication(state, STEPS).bytes_per_worker
-    print(f"{name}: test accuracy {hits.mean():.4f}, {sent:,.0f} bytes per worker")
+    sent_bytes = trainer.communication(state, STEPS).bytes_per_worker
+    print(
+        f"{name}: test accuracy {hits.mean():.4f}, {sent_bytes:,.0f} bytes per worker"
+    )

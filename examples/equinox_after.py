@@ -27,11 +27,11 @@ class Network(eqx.Module):
     out: eqx.nn.Linear
 
     def __init__(self, key):
-        first, second = jax.random.split(key)
-        self.hidden = eqx.nn.Linear(64, 64, key=first)
+        key1, key2 = jax.random.split(key)
+        self.hidden = eqx.nn.Linear(64, 64, key=key1)
         self.norm = eqx.nn.LayerNorm(64)
         self.dropout = eqx.nn.Dropout(0.1)
-        self.out = eqx.nn.Linear(64, 10, key=second)
+        self.out = eqx.nn.Linear(64, 10, key=key2)
 
     def __call__(self, x, key=None):
         return self.out(self.dropout(jax.nn.relu(self.norm(self.hidden(x))), key=key))
@@ -45,7 +45,8 @@ def loss(params, batch, key):
 
 
 images, labels = load_digits(return_X_y=True)
-x, y = np.asarray(images, np.float32) / 16, np.asarray(labels, np.int32)
+x = np.asarray(images, np.float32) / 16
+y = np.asarray(labels, np.int32)
 rng = np.random.default_rng(0)
 train, test = np.split(rng.permutation(len(y)), [1500])
 

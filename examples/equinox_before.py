@@ -25,11 +25,11 @@ class Network(eqx.Module):
     out: eqx.nn.Linear
 
     def __init__(self, key):
-        first, second = jax.random.split(key)
-        self.hidden = eqx.nn.Linear(64, 64, key=first)
+        key1, key2 = jax.random.split(key)
+        self.hidden = eqx.nn.Linear(64, 64, key=key1)
         self.norm = eqx.nn.LayerNorm(64)
         self.dropout = eqx.nn.Dropout(0.1)
-        self.out = eqx.nn.Linear(64, 10, key=second)
+        self.out = eqx.nn.Linear(64, 10, key=key2)
 
     def __call__(self, x, key=None):
         return self.out(self.dropout(jax.nn.relu(self.norm(self.hidden(x))), key=key))
@@ -45,9 +45,9 @@ def loss(model, batch, key):
 def train_step(model, opt_state, batch, key):
     def add(total, numbered):
         number, part = numbered
-        own = jax.random.fold_in(key, number)
-        found = eqx.filter_value_and_grad(loss)(model, part, own)
-        return jax.tree.map(jnp.add, total, found), None
+        worker_key = jax.random.fold_in(key, number)
+        loss_and_grads = eqx.filter_value_and_grad(loss)(model, part, worker_key)
+        return jax.tree.map(jnp.add, total, loss_and_grads), None
 
     params = eqx.filter(model, eqx.is_inexact_array)
     parts = jax.tree.map(lambda x: x.reshape(4, -1, *x.shape[1:]), batch)
@@ -59,7 +59,8 @@ def train_step(model, opt_state, batch, key):
 
 
 images, labels = load_digits(return_X_y=True)
-x, y = np.asarray(images, np.float32) / 16, np.asarray(labels, np.int32)
+x = np.asarray(images, np.float32) / 16
+y = np.asarray(labels, np.int32)
 rng = np.random.default_rng(0)
 train, test = np.split(rng.permutation(len(y)), [1500])
 
@@ -70,8 +71,8 @@ key = jax.random.key(1)
 for step in range(1, STEPS + 1):
     rows = rng.choice(train, 128)
     batch = {"x": x[rows], "y": y[rows]}
-    own = jax.random.fold_in(key, step)
-    model, opt_state, value = train_step(model, opt_state, batch, own)
+    worker_key = jax.random.fold_in(key, step)
+    model, opt_state, value = train_step(model, opt_state, batch, worker_key)
     if step % 100 == 0:
         print(f"step {step}: loss {value:.4f}")
 

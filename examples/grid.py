@@ -26,15 +26,15 @@ trainer = syncalgos.DataParallel(
     lambda numbers: syncalgos.bmuf(10, block_momentum=numbers["momentum"]),
     hyperparams={"rate": 0.1, "momentum": 0.5},
 )
-found = {}
+results = {}
 for rate in np.geomspace(0.01, 0.3, 6):
     for momentum in (0.0, 0.5, 0.875):
         numbers = {"rate": rate, "momentum": momentum}
         state = trainer.init(np.zeros((10, 1), np.float32), hyperparams=numbers)
         state, metrics = trainer.run(state, (x, y))
-        found[rate, momentum] = metrics["loss"][-20:].mean()
+        results[rate, momentum] = metrics["loss"][-20:].mean()
 
-losses = found.values()
-print(f"{len(found)} settings, loss {min(losses):.3f} to {max(losses):.3f}")
-rate, momentum = min(found, key=lambda setting: found[setting])
+losses = results.values()
+print(f"{len(results)} settings, loss {min(losses):.3f} to {max(losses):.3f}")
+rate, momentum = min(results, key=lambda setting: results[setting])
 print(f"best: rate {rate:.2g}, momentum {momentum:g}")

@@ -19,11 +19,11 @@ def show(line):
 
 
 outer = optax.sgd(0.7, momentum=0.9, nesterov=True)
-own = syncalgos.every(syncalgos.outer_step(outer), 16)
-run = train(config, strategy=own, on_evaluation=show)
-named = train(RunConfig(**{**vars(config), "algo": "diloco"}))
+own_algorithm = syncalgos.every(syncalgos.outer_step(outer), 16)
+run = train(config, strategy=own_algorithm, on_evaluation=show)
+named_run = train(RunConfig(**{**vars(config), "algo": "diloco"}))
 
-sent = run.summary["bytes_per_worker"]
-print(f"each worker sent {sent:,} bytes in {run.summary['syncs']} syncs")
-hashes = {each.summary["params_sha256"] for each in (run, named)}
+sent_bytes = run.summary["bytes_per_worker"]
+print(f"each worker sent {sent_bytes:,} bytes in {run.summary['syncs']} syncs")
+hashes = {run.summary["params_sha256"], named_run.summary["params_sha256"]}
 print("the same bits as diloco" if len(hashes) == 1 else "other bits than diloco")

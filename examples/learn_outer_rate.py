@@ -13,7 +13,9 @@ import optax
 
 import syncalgos
 
-WORKERS, STEPS, SIZE = 8, 100, 20
+WORKERS = 8
+STEPS = 100
+SIZE = 20
 rng = np.random.default_rng(0)
 curvature = jnp.asarray(np.geomspace(0.1, 10, SIZE))
 noise = jnp.asarray(rng.normal(size=(STEPS, WORKERS, SIZE)))
@@ -22,13 +24,13 @@ noise = jnp.asarray(rng.normal(size=(STEPS, WORKERS, SIZE)))
 def final_loss(outer_rate):
     """Trains all workers on a noisy quadratic; returns the center's mean loss."""
     strategy = syncalgos.diloco(10, outer_lr=outer_rate, outer_momentum=0.5, axis="w")
-    inner = optax.sgd(0.02)
+    inner_optimizer = optax.sgd(0.02)
 
-    def local_step(carry, given):
+    def local_step(carry, inputs):
         replica, state = carry
-        step, noise = given
+        step, noise = inputs
         grads = curvature * replica.params + noise
-        updates, opt_state = inner.update(grads, replica.opt_state)
+        updates, opt_state = inner_optimizer.update(grads, replica.opt_state)
         params = optax.apply_updates(replica.params, updates)
         replica = syncalgos.Replica(params, opt_state)
         carry = strategy.sync(replica, state, step)
@@ -36,7 +38,10 @@ def final_loss(outer_rate):
 
     def one_worker(noise):
         start = jnp.ones(SIZE)
-        carry = syncalgos.Replica(start, inner.init(start)), strategy.init(start)
+        carry = (
+            syncalgos.Replica(start, inner_optimizer.init(start)),
+            strategy.init(start),
+        )
         _, centers = jax.lax.scan(local_step, carry, (jnp.arange(STEPS), noise))
         return 0.5 * jnp.sum(curvature * centers[-1] ** 2)
 
@@ -49,10 +54,8 @@ print(f"grid of 16: rate {grid[losses.argmin()]:.3f}, loss {losses.min():.4f}")
 
 optimizer = optax.adam(0.1)  # of the rate's logarithm
 log_rate = jnp.log(0.2)
-state, slope = (
-    optimizer.init(log_rate),
-    jax.jit(jax.grad(lambda x: final_loss(jnp.exp(x)))),
-)
+state = optimizer.init(log_rate)
+slope = jax.jit(jax.grad(lambda x: final_loss(jnp.exp(x))))
 for _ in range(60):
     updates, state = optimizer.update(slope(log_rate), state)
     log_rate = jnp.asarray(optax.apply_updates(log_rate, updates))

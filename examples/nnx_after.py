@@ -38,7 +38,8 @@ def loss(params, buffers, batch, key):
 
 
 images, labels = load_digits(return_X_y=True)
-x, y = np.asarray(images, np.float32) / 16, np.asarray(labels, np.int32)
+x = np.asarray(images, np.float32) / 16
+y = np.asarray(labels, np.int32)
 rng = np.random.default_rng(0)
 train, test = np.split(rng.permutation(len(y)), [1500])
 

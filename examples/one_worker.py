@@ -14,11 +14,15 @@ from sklearn.datasets import load_digits
 
 import syncalgos
 
-PERIOD, STEPS, BATCH, SEEDS = 10, 300, 32, 3
+PERIOD = 10
+STEPS = 300
+BATCH = 32
+SEEDS = 3
 RATES = 0.003, 0.01, 0.03
 
 images, labels = load_digits(return_X_y=True)
-x, y = np.asarray(images, np.float32) / 16, np.asarray(labels, np.int32)
+x = np.asarray(images, np.float32) / 16
+y = np.asarray(labels, np.int32)
 parts = np.split(np.random.default_rng(0).permutation(len(y)), [1197, 1497])
 train, validation, test = ({"x": x[part], "y": y[part]} for part in parts)
 
@@ -39,7 +43,7 @@ def losses(optimizer):
         updates, state = optimizer.update(grads, state, params)
         return optax.apply_updates(params, updates), state
 
-    found = []
+    seed_losses = []
     for rng in map(np.random.default_rng, range(SEEDS)):
         shapes = {"in": (64, 64), "out": (64, 10)}
         params = {k: rng.normal(0, 0.1, s).astype("f") for k, s in shapes.items()}
@@ -48,8 +52,8 @@ def losses(optimizer):
             batch = {"x": train["x"][rows], "y": train["y"][rows]}
             params, state = step(params, state, batch)
         # STEPS is a number of whole periods: after a sync, params are the center.
-        found.append([float(loss(params, each)) for each in (validation, test)])
-    return np.mean(found, axis=0)
+        seed_losses.append([float(loss(params, split)) for split in (validation, test)])
+    return np.mean(seed_losses, axis=0)
 
 
 def alone(rate):
@@ -62,8 +66,9 @@ def with_outer_steps(rate):
 
 
 for make in alone, with_outer_steps:
-    found = {rate: losses(make(rate)) for rate in RATES}
-    best = min(RATES, key=lambda rate: found[rate][0])
-    for rate, (on_validation, _) in found.items():
+    losses_by_rate = {rate: losses(make(rate)) for rate in RATES}
+    best = min(RATES, key=lambda rate: losses_by_rate[rate][0])
+    for rate, (on_validation, _) in losses_by_rate.items():
         print(f"{make.__name__} at {rate}: validation loss {on_validation:.4f}")
-    print(f"{make.__name__}: test loss {found[best][1]:.4f} at its best rate, {best}")
+    _, test_loss = losses_by_rate[best]
+    print(f"{make.__name__}: test loss {test_loss:.4f} at its best rate, {best}")

@@ -14,7 +14,9 @@ from sklearn.datasets import load_digits
 
 import syncalgos
 
-PERIOD, STEPS, BATCH = 20, 400, 128
+PERIOD = 20
+STEPS = 400
+BATCH = 128
 
 
 def logits(params, x):
@@ -37,7 +39,8 @@ def adam(rate):
 
 
 images, labels = load_digits(return_X_y=True)
-x, y = np.asarray(images, np.float32) / 16, np.asarray(labels, np.int32)
+x = np.asarray(images, np.float32) / 16
+y = np.asarray(labels, np.int32)
 rng = np.random.default_rng(0)
 train, validation, test = np.split(rng.permutation(len(y)), [1197, 1497])
 rows = rng.choice(train, (STEPS, BATCH))  # (steps, batch of all workers together)

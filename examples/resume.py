@@ -23,8 +23,8 @@ import syncalgos
 
 def loss(params, batch, key):
     hidden = jax.nn.relu(batch["x"] @ params["in"])
-    kept = jax.random.bernoulli(key, 0.9, hidden.shape)  # dropout
-    scores = (hidden * kept / 0.9) @ params["out"]
+    mask = jax.random.bernoulli(key, 0.9, hidden.shape)  # dropout
+    scores = (hidden * mask / 0.9) @ params["out"]
     losses = optax.softmax_cross_entropy_with_integer_labels(scores, batch["y"])
     return losses.mean()
 
@@ -37,8 +37,8 @@ def make():
 
 def sha256(trainer, state):
     """Returns a hash of this process's replicas and strategy's states."""
-    held = trainer.to_host(state)
-    leaves = jax.tree.leaves((held.replica, held.sync))
+    host_state = trainer.to_host(state)
+    leaves = jax.tree.leaves((host_state.replica, host_state.sync))
     return hashlib.sha256(b"".join(raw_bytes(leaf) for leaf in leaves)).hexdigest()
 
 
@@ -50,21 +50,22 @@ def raw_bytes(leaf):
 
 
 images, labels = load_digits(return_X_y=True)
-x, y = np.asarray(images, np.float32) / 16, np.asarray(labels, np.int32)
+x = np.asarray(images, np.float32) / 16
+y = np.asarray(labels, np.int32)
 rng = np.random.default_rng(0)
 rows = rng.choice(len(y), (200, 128))  # (steps, batch of all workers together)
 halves = [{"x": x[half], "y": y[half]} for half in np.split(rows, 2)]
 params = {"in": rng.normal(0, 0.1, (64, 64)), "out": rng.normal(0, 0.1, (64, 10))}
 params = jax.tree.map(np.float32, params)
 
-first = make()
-state, _ = first.run(first.init(params), halves[0])
+first_run = make()
+state, _ = first_run.run(first_run.init(params), halves[0])
 with tempfile.TemporaryDirectory() as folder, ocp.StandardCheckpointer() as orbax:
     path = Path(folder) / "state"
     orbax.save(path, state)
     orbax.wait_until_finished()  # it writes in the background
-    state, _ = first.run(state, halves[1])
-    print("uninterrupted", sha256(first, state))
+    state, _ = first_run.run(state, halves[1])
+    print("uninterrupted", sha256(first_run, state))
 
     second = make()
     state = orbax.restore(path, second.init(params))

@@ -61,14 +61,16 @@ def center(rows):
 mesh = jax.make_mesh([jax.device_count()], ["workers"], axis_types=(AxisType.Auto,))
 # With this check jax.grad would add up the gradients of all workers at every step.
 mapped = partial(jax.shard_map, mesh=mesh, check_vma=False)
-same, row = PartitionSpec(), PartitionSpec("workers")
+replicated = PartitionSpec()
+row = PartitionSpec("workers")
 part = PartitionSpec(None, "workers")  # of (steps, batch of all workers together)
-begin = jax.jit(mapped(begin, in_specs=same, out_specs=row))
+begin = jax.jit(mapped(begin, in_specs=replicated, out_specs=row))
 train = jax.jit(mapped(train, in_specs=(row, part), out_specs=row))
-center = jax.jit(mapped(center, in_specs=row, out_specs=same))
+center = jax.jit(mapped(center, in_specs=row, out_specs=replicated))
 
 images, labels = load_digits(return_X_y=True)
-x, y = np.asarray(images, np.float32) / 16, np.asarray(labels, np.int32)
+x = np.asarray(images, np.float32) / 16
+y = np.asarray(labels, np.int32)
 rng = np.random.default_rng(0)
 learned, test = np.split(rng.permutation(len(y)), [1500])
 rows = begin({"in": rng.normal(0, 0.1, (64, 64)), "out": rng.normal(0, 0.1, (64, 10))})

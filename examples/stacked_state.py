@@ -17,7 +17,8 @@ import syncalgos
 from syncalgos import Replica
 
 jax.config.update("jax_num_cpu_devices", 4)  # virtual ones; accelerators stay as many
-shape, axes = (2, jax.device_count() // 2), ("diloco", "fsdp")
+shape = (2, jax.device_count() // 2)
+axes = ("diloco", "fsdp")
 mesh = jax.make_mesh(shape, axes, axis_types=(AxisType.Auto,) * 2)
 cuts = {"layers": P("diloco", None, "fsdp"), "head": P("diloco", "fsdp")}
 shardings = {name: NamedSharding(mesh, cut) for name, cut in cuts.items()}
@@ -63,7 +64,8 @@ def train(carry, batches):  # batches: (steps, workers, batch, …)
 
 rng = np.random.default_rng(0)
 images, labels = load_digits(return_X_y=True)
-x, y = np.asarray(images, np.float32) / 16, np.asarray(labels, np.int32)
+x = np.asarray(images, np.float32) / 16
+y = np.asarray(labels, np.int32)
 learned, test = np.split(rng.permutation(len(y)), [1497])
 model = {"layers": rng.normal(0, 0.05, (3, 64, 64)), "head": np.zeros((64, 10))}
 with jax.set_mesh(mesh):

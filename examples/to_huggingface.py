@@ -16,10 +16,10 @@ from experiments.command.stopping import ReadSignal
 
 def main(argv: list[str] | None = None) -> int:
     """Converts the model that two arguments name; returns the exit code."""
-    asked = [*map(Path, sys.argv[1:] if argv is None else argv)]
+    paths = [*map(Path, sys.argv[1:] if argv is None else argv)]
 
     def program(stopped: ReadSignal) -> int:
-        convert(*(asked or (Path("model.safetensors"), Path("gpt2"))))
+        convert(*(paths or (Path("model.safetensors"), Path("gpt2"))))
         return 0
 
     return guarded(program)
@@ -42,18 +42,20 @@ def convert(model: Path, folder: Path) -> None:
     from experiments.training import export
     from models import gpt
 
-    written = folder / "config.json", folder / "model.safetensors"
-    if there := [path for path in written if path.exists()]:
-        raise BadRequest(f"{there[0]} exists: use another folder")
+    config_path = folder / "config.json"
+    tensors_path = folder / "model.safetensors"
+    for path in (config_path, tensors_path):
+        if path.exists():
+            raise BadRequest(f"{path} exists: use another folder")
     try:
         with safe_open(model, "np") as file:
             arguments = json.loads((file.metadata() or {})["task_arguments"])
         heads = arguments.get("heads") or gpt.SHAPES[arguments["model"]].heads
         config, tensors = gpt.to_huggingface(export.load(model).params, heads)
         folder.mkdir(parents=True, exist_ok=True)
-        files.write(written[0], json.dumps(config, indent=2) + "\n")
+        files.write(config_path, json.dumps(config, indent=2) + "\n")
         # `transformers` does not read a file without this entry.
-        files.write(written[1], save(tensors, {"format": "pt"}))
+        files.write(tensors_path, save(tensors, {"format": "pt"}))
     except (KeyError, TypeError):
         raise BadRequest(f"{model} is not a GPT exported by experiments.run") from None
     except (OSError, SafetensorError, ValueError) as error:

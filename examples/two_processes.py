@@ -37,7 +37,8 @@ def train(number, address):
     jax.distributed.initialize(address, 2, number, coordinator_bind_address=address)
 
     images, labels = load_digits(return_X_y=True)
-    x, y = np.asarray(images, np.float32) / 16, np.asarray(labels, np.int32)
+    x = np.asarray(images, np.float32) / 16
+    y = np.asarray(labels, np.int32)
     # One seed: both processes have the same model, and choose the same global batches.
     rng = np.random.default_rng(0)
     learned, test = np.split(rng.permutation(len(y)), [1500])
@@ -59,21 +60,23 @@ def train(number, address):
 
 def start():
     """Starts both processes on this machine, and compares their centers."""
-    with socket.create_server(("127.0.0.1", 0)) as found:  # a port that is free now
-        address = f"127.0.0.1:{found.getsockname()[1]}"
+    with socket.create_server(("127.0.0.1", 0)) as listener:  # a port that is free now
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
     commands = [[sys.executable, __file__, number, address] for number in "01"]
     # They cannot share a GPU: on a machine with two each would have to take its own.
     on_cpu = {**os.environ, "JAX_PLATFORMS": "cpu"}
     children = [
-        subprocess.Popen(each, env=on_cpu, stdout=subprocess.PIPE, text=True)
-        for each in commands
+        subprocess.Popen(words, env=on_cpu, stdout=subprocess.PIPE, text=True)
+        for words in commands
     ]
     printed = [child.communicate()[0] for child in children]
     if any(child.returncode for child in children):
         sys.exit("a process failed")
-    last = [text.splitlines()[-1] for text in printed]  # gloo prints lines before it
-    centers = {line.split()[-1] for line in last}
-    print(*last, "the same center" if len(centers) == 1 else "two centers", sep="\n")
+    # gloo prints lines before the last one.
+    last_lines = [text.splitlines()[-1] for text in printed]
+    centers = {line.split()[-1] for line in last_lines}
+    verdict = "the same center" if len(centers) == 1 else "two centers"
+    print(*last_lines, verdict, sep="\n")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import jax
 import pytest
-from commands import OTHER_MACHINES, ROOT, environment, imported_by, load, ran
+from commands import OTHER_MACHINES, ROOT, environment, find_imports, load, ran
 from faults import until
 from tiers import tiers
 
@@ -291,7 +291,7 @@ def test_files_of_this_command_and_empty_ones_are_replaced(found, tmp_path):
 def test_flags_are_checked_without_jax():
     words = ["--target", "cpu:8", "--algos", "all", "--mesh", "fsdp=2"]
     read = f"from experiments.aim import config, jobs; config.read({words})"
-    assert "jax" not in imported_by(read)
+    assert "jax" not in find_imports(read)
 
 
 # The model of time

@@ -4,7 +4,7 @@ import importlib.util
 import json
 
 import pytest
-from commands import OTHER_MACHINES, printed_by
+from commands import OTHER_MACHINES, run_python
 
 from experiments.aim import targets
 from experiments.command.errors import BadRequest
@@ -26,7 +26,7 @@ print(json.dumps([[x.platform, targets.place_of(x), x.process_index] for x in fo
 def devices(text, slices=1):
     """The platform, place and process of each device, from a process of its own."""
     words = ["-c", SHOW, text, str(slices)]
-    return json.loads(printed_by(words, **OTHER_MACHINES)[0])
+    return json.loads(run_python(words, **OTHER_MACHINES)[0])
 
 
 @pytest.mark.parametrize(

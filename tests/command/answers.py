@@ -2,7 +2,7 @@
 
 import json
 
-from commands import ROOT, printed_by
+from commands import ROOT, run_python
 
 ANSWER = """
 import contextlib, importlib, io, json, shlex, sys
@@ -117,7 +117,7 @@ def answered(asked, cwd=ROOT, **environ):
         that were imported by then.
     """
     told = json.dumps([*asked])
-    return json.loads(printed_by(["-c", ANSWER], cwd, told=told, **environ)[0])
+    return json.loads(run_python(["-c", ANSWER], cwd, told=told, **environ)[0])
 
 
 def assert_told(answer, named, is_tried=False):

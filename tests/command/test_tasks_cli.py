@@ -13,7 +13,7 @@ import jax
 import lasting
 import numpy as np
 import pytest
-from small_tasks import BESIDE, SMALL, folder_of
+from small_tasks import BESIDE, SMALL, task_folder
 from tiers import tiers
 
 from experiments import run
@@ -56,7 +56,7 @@ def staged(task):
     """The folder of a task's data, whatever a test has made of the environment."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SYNCALGOS_DATA", DATA)
-        return folder_of(task)
+        return task_folder(task)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from formats import batch, cifar_archive, put, tar
-from small_tasks import folder_with
+from small_tasks import find_data_folder
 
 from experiments.data import formats, tokens
 
@@ -30,7 +30,7 @@ PLAYS = tokens.SHAKESPEARE.path
     ],
 )
 def test_idx_data_sets_have_their_published_counts(name, train_counts, test_counts):
-    folder = folder_with(*(file.path for file in formats.IDX_FILES[name]))
+    folder = find_data_folder(*(file.path for file in formats.IDX_FILES[name]))
     for part, counts in zip(
         formats.mnist_images(name, folder), (train_counts, test_counts), strict=True
     ):
@@ -42,7 +42,7 @@ def test_idx_data_sets_have_their_published_counts(name, train_counts, test_coun
 
 @pytest.mark.slow
 def test_mnist_is_found_unpacked_where_others_keep_it(tmp_path):
-    packed = folder_with(*(file.path for file in formats.IDX_FILES["mnist"]))
+    packed = find_data_folder(*(file.path for file in formats.IDX_FILES["mnist"]))
     places = "mnist/{}-idx{}", "MNIST/raw/{}-idx{}", "{}.idx{}", "mnist/{}.idx{}"
     for place, file in zip(places, formats.IDX_FILES["mnist"], strict=True):
         own = tmp_path / place.format(*Path(file.path).stem.split("-idx"))
@@ -69,12 +69,12 @@ def test_an_archive_is_read_whole_whether_zipped_or_not(tmp_path):
 @pytest.fixture(scope="module")
 def packed():
     """The pinned tar, from the staged file."""
-    return gzip.decompress((folder_with(TAR_GZ) / TAR_GZ).read_bytes())
+    return gzip.decompress((find_data_folder(TAR_GZ) / TAR_GZ).read_bytes())
 
 
 @pytest.fixture(scope="module")
 def recordings():
-    return formats.recordings(folder_with(TAR_GZ))
+    return formats.recordings(find_data_folder(TAR_GZ))
 
 
 def test_the_two_pins_of_the_recordings_are_of_the_same_tar(packed):
@@ -176,7 +176,7 @@ def test_spoken_digits_hold_out_five_takes_and_are_normalised_by_the_others(
 ):
     recordings = recordings[::7]
     monkeypatch.setattr(formats, "recordings", lambda folder: recordings)
-    train, test, _ = formats.spoken_digits(folder_with(TAR_GZ), frames=12)
+    train, test, _ = formats.spoken_digits(find_data_folder(TAR_GZ), frames=12)
     takes = np.array([r.take for r in recordings])
     digits = np.array([r.digit for r in recordings])
     shown = [formats.log_mel(r.samples)[:12] for r in recordings]
@@ -194,7 +194,7 @@ def test_spoken_digits_hold_out_five_takes_and_are_normalised_by_the_others(
 
 @pytest.fixture(scope="module")
 def plays():
-    return tokens.shakespeare(folder_with(PLAYS))
+    return tokens.shakespeare(find_data_folder(PLAYS))
 
 
 def test_the_plays_have_65_characters_and_40000_lines(plays):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_tasks
-from commands import imported_by
+from commands import find_imports
 from lasting import refused
 
 from experiments.command.errors import explained
@@ -196,7 +196,7 @@ def test_slow_convolutions_are_told_before_the_run(steps, said, capfd):
 
 
 def test_tasks_and_data_import_nothing_of_the_harness():
-    names = imported_by(f"from experiments.tasks import {', '.join(TASKS.values())}")
+    names = find_imports(f"from experiments.tasks import {', '.join(TASKS.values())}")
     ours = {x for x in names if x.startswith("experiments.")}
     own = "experiments.tasks", "experiments.data"
     others = {x for x in ours if not x.startswith(own)}

@@ -9,7 +9,7 @@ import optax
 import pytest
 import scipy.stats
 import small_tasks
-from small_tasks import folder_of, on_real_data
+from small_tasks import on_real_data, task_folder
 
 import syncalgos
 from experiments.data import sampling, tokens
@@ -168,7 +168,14 @@ def test_images_to_train_on_are_augmented_and_held_out_ones_are_not(monkeypatch)
 
 def planned(task, words):
     """The run that the command line makes from flags, on real data."""
-    given = ["--task", task, "--data-dir", str(folder_of(task)), "--backend", "vmap"]
+    given = [
+        "--task",
+        task,
+        "--data-dir",
+        str(task_folder(task)),
+        "--backend",
+        "vmap",
+    ]
     return prepare(parse([*given, *words.split()]))
 
 
@@ -357,7 +364,7 @@ def test_pictures_of_one_class_share_a_pattern():
 
 
 def held_out_text(split):
-    codes, _ = split(tokens.shakespeare(folder_of("shakespeare")))
+    codes, _ = split(tokens.shakespeare(task_folder("shakespeare")))
     return tokens.split(codes)[1]
 
 
@@ -410,7 +417,7 @@ def test_blank_data_has_the_form_of_the_real():
 def test_a_character_is_in_at_most_eight_training_windows(context, times):
     """Windows' starts divide the context."""
     codes, _ = tokens.split(
-        tokens.characters(tokens.shakespeare(folder_of("shakespeare")))[0]
+        tokens.characters(tokens.shakespeare(task_folder("shakespeare")))[0]
     )
     windows = on_real_data("shakespeare", context=context).load().train["window"]
     apart = context // times

@@ -190,7 +190,7 @@ def test_of_a_source_only_what_is_held_out_is_read():
 @pytest.mark.slow
 def test_speakers_are_those_of_the_recordings_to_train_on():
     data = load("spoken_digits")
-    loaded = formats.recordings(small_tasks.folder_of("spoken_digits"))
+    loaded = formats.recordings(small_tasks.task_folder("spoken_digits"))
     names = ["george", "jackson", "lucas", "nicolas", "theo", "yweweler"]
     expected = [names.index(r.speaker) for r in loaded if r.take >= 5]
     np.testing.assert_array_equal(data.groups["speaker"], expected)

@@ -6,7 +6,7 @@ import json
 import sys
 
 import pytest
-from commands import printed_by
+from commands import run_python
 from tiers import tiers
 
 from benchmarks.peers import __main__ as peers
@@ -58,7 +58,7 @@ def test_a_peer_that_failed_in_the_turn_of_ctrl_c_is_left_out(monkeypatch):
 @pytest.mark.parametrize("name", tiers(SMALLEST, slow=["sync_cost"]))
 def test_a_small_run_reports_records_and_a_table(name):
     words, count = SMALLEST[name]
-    said, _ = printed_by(["-m", f"benchmarks.{name}", *words.split()], timeout=300)
+    said, _ = run_python(["-m", f"benchmarks.{name}", *words.split()], timeout=300)
     lines = said.splitlines()
     records = [json.loads(line) for line in lines if line.startswith("{")]
     assert [record["benchmark"] for record in records] == [name.split(".")[-1]] * count

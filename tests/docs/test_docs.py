@@ -10,7 +10,7 @@ from itertools import pairwise
 import optax
 import pytest
 import small_tasks
-from commands import ROOT, printed_by, ran
+from commands import ROOT, ran, run_python
 from pages import combinators, core, files, published, table
 from tiers import tiers
 
@@ -54,7 +54,7 @@ def test_example_runs_and_prints_what_it_shows(source, shown):
 @pytest.mark.slow
 @pytest.mark.parametrize(("source", "shown"), ALONE)
 def test_example_with_devices_of_its_own_prints_what_it_shows(source, shown):
-    printed, _ = printed_by(["-c", source], timeout=300, XLA_FLAGS=None)
+    printed, _ = run_python(["-c", source], timeout=300, XLA_FLAGS=None)
     assert printed == (shown or "")
 
 
@@ -73,7 +73,7 @@ def test_program_on_a_mesh_waits_for_each_call(source, tmp_path):
     """Two calls in flight on CPU devices deadlock at times, and XLA aborts."""
     program = tmp_path / "program.py"
     program.write_text(source)
-    printed, _ = printed_by(
+    printed, _ = run_python(
         ["tests/support/waiting.py", str(program)], timeout=300, JAX_NUM_CPU_DEVICES="4"
     )
     counts = re.fullmatch(r"(\d+) calls, (\d+) in flight", printed.splitlines()[-1])

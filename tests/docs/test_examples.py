@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
-from commands import ROOT, printed_by
+from commands import ROOT, run_python
 from flax import nnx
 from pages import diffs
 from tiers import tiers
@@ -27,7 +27,7 @@ LEAVES = 64 * 64, 64 * 10
 @functools.cache
 def printed(name):
     """Runs a program as its docstring says, and returns what it printed."""
-    return printed_by([f"examples/{name}"])[0]
+    return run_python([f"examples/{name}"])[0]
 
 
 def numbers(label, text):

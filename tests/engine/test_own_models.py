@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from commands import ROOT, execute, printed_by
+from commands import ROOT, execute, run_python
 from flax import nnx
 from safetensors import safe_open
 from trees import largest
@@ -376,7 +376,7 @@ def test_the_pages_exported_model_predicts_what_the_page_shows(tmp_path):
     path = tmp_path / "model.safetensors"
     execute(command.replace(path.name, str(path)), tmp_path / "out").with_code(0)
     *_, (source, shown) = blocks("py")
-    assert printed_by(["-c", source], tmp_path) == (shown, "")
+    assert run_python(["-c", source], tmp_path) == (shown, "")
 
 
 @pytest.mark.slow

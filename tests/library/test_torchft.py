@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from commands import printed_by
+from commands import run_python
 
 import syncalgos
 
@@ -296,7 +296,7 @@ def test_means_train_as_data_parallel_does(centers: list[dict[str, np.ndarray]])
 
 
 def test_the_example_learns_while_one_of_three_is_killed():
-    printed_text, errors = printed_by(["examples/torchft_loop.py"], timeout=300)
+    printed_text, errors = run_python(["examples/torchft_loop.py"], timeout=300)
     assert "c dies after 25 syncs" in printed_text
     # Two processes may write their lines at once, without an end between them.
     ends = re.findall(r"(\w): 150 syncs, \d members, loss ([\d.]+)", printed_text)

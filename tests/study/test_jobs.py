@@ -15,7 +15,7 @@ import uuid
 
 import psutil
 import pytest
-from commands import COMPARE, ROOT, TIMEOUT, beneath, execute, printed_by
+from commands import COMPARE, ROOT, TIMEOUT, beneath, execute, run_python
 from dask_cluster import certificates, cluster
 from faults import Command, tagged, until
 from hypothesis import given, settings
@@ -273,7 +273,7 @@ def test_a_script_needs_no_guard_of_its_main_module(tmp_path):
         "flags = {'task': 'digits', 'workers': 2, 'steps': 8, 'jobs': 2}\n"
         "print(len(compare('sync_sgd, bmuf', seeds=1, flags=flags).runs))\n"
     )
-    said, _ = printed_by([script], tmp_path, 5 * TIMEOUT)
+    said, _ = run_python([script], tmp_path, 5 * TIMEOUT)
     assert said == "2\n"
 
 

@@ -5,7 +5,7 @@ from itertools import chain
 
 import optax
 import pytest
-from small_tasks import SMALL, folder_of
+from small_tasks import SMALL, task_folder
 from tiers import tiers
 
 import syncalgos
@@ -31,7 +31,7 @@ def under(name, *argv):
 def on_small_data(decided):
     """The flags that let a preset run on data that is there."""
     if decided.task != "text":
-        return [f"--data-dir={folder_of(decided.task)}"]
+        return [f"--data-dir={task_folder(decided.task)}"]
     flags = SMALL["text"].flags | {"tokens": 2000, "held_out": 0.1}
     return [f"--{flag.replace('_', '-')}={value}" for flag, value in flags.items()]
 

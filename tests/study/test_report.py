@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import imported_by
+from commands import find_imports
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.collections import LineCollection
@@ -545,5 +545,5 @@ def test_an_algorithm_of_which_all_runs_diverged_is_shown_as_that():
 
 @pytest.mark.slow
 def test_a_study_imports_neither_matplotlib_nor_dask_before_it_needs_them():
-    found = imported_by("from experiments.study import study")
+    found = find_imports("from experiments.study import study")
     assert not {"matplotlib", "dask", "distributed"} & found

@@ -10,7 +10,7 @@ import pytest
 from commands import free_address
 from faults import by_hand, fill, remount, small_disk
 from kills import in_training
-from lasting import assert_same_end, lines_of, run
+from lasting import assert_same_end, run, untimed_lines
 from tiny_tasks import EXAMPLES, LABELS
 
 from experiments.checkpoint.resume import FOLDER, Background
@@ -70,7 +70,7 @@ def test_full_disk_costs_checkpoints_and_not_the_run(disk, wide):
     ended = run(WIDE, disk / "out", at_looks({1: room_for(disk, 2, wide)})).with_code(1)
     assert not_saved(ended) == [(x, os.strerror(errno.ENOSPC)) for x in ("9", "11")]
     assert find_steps(ended.out / FOLDER) == [6, 3]
-    assert lines_of(ended) == lines_of(wide)
+    assert untimed_lines(ended) == untimed_lines(wide)
     assert ended.summary[HASH] == wide.summary[HASH]
     told = "the newest checkpoint is of step 6: --resume continues from there"
     assert told in ended.stderr.splitlines()
@@ -119,7 +119,7 @@ def test_no_part_is_left_of_a_checkpoint_that_one_process_cannot_write(
     told = re.findall(rf"^(.*)the {UNSAVED} in ", ended.stderr, re.M)
     assert told == [("process 1: ", x) for x in ("3", "6", "9", "11")]
     assert "no checkpoint could be saved: --resume would start from" in ended.stderr
-    assert lines_of(ended) == lines_of(wide)
+    assert untimed_lines(ended) == untimed_lines(wide)
     assert ended.summary[HASH] == wide.summary[HASH]
     assert {x.name for x in folder.iterdir()} == in_its_way
 

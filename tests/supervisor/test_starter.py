@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from commands import ROOT, imported_by, until
+from commands import ROOT, find_imports, until
 from faults import is_halted, tagged
 from kills import in_training
 from lasting import run
@@ -35,7 +35,7 @@ def are_gone(pids):
 
 
 def test_command_that_starts_processes_does_not_import_jax():
-    names = imported_by("import experiments.processes.group")
+    names = find_imports("import experiments.processes.group")
     assert "experiments.processes.starter" in names and "jax" not in names
 
 

@@ -80,20 +80,24 @@ def environment(**changes):
 
     None takes a variable out: without XLA_FLAGS a process compiles as a user's does.
     """
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("JAX", "XLA"))}
+    inherited = {
+        k: v for k, v in os.environ.items() if not k.startswith(("JAX", "XLA"))
+    }
     fixed = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2", "COLUMNS": "1000"}
     flags = {"XLA_FLAGS": os.environ.get("XLA_FLAGS")}
-    changed = {**kept, **fixed, **flags, **SHARED, **changes}
-    return {k: str(v) for k, v in changed.items() if v is not None}
+    variables = {**inherited, **fixed, **flags, **SHARED, **changes}
+    return {k: str(v) for k, v in variables.items() if v is not None}
 
 
-def until(condition, what, limit=TIMEOUT):
+def until(condition, description, limit=TIMEOUT):
     """Waits for a condition, and returns what it gave."""
     deadline = time.monotonic() + limit
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"{what} in {limit} s"
+    result = condition()
+    while not result:
+        assert time.monotonic() < deadline, f"{description} in {limit} s"
         time.sleep(0.005)
-    return found
+        result = condition()
+    return result
 
 
 def beneath(folder, pattern):
@@ -101,8 +105,11 @@ def beneath(folder, pattern):
 
     `Path.rglob` raises where a folder goes between its being listed and its being read.
     """
-    found = ((at, x) for at, *both in os.walk(folder) for x in chain(*both))
-    return [Path(at, name) for at, name in found if fnmatch(name, pattern)]
+    paths = []
+    for parent, folders, files in os.walk(folder):
+        names = [name for name in chain(folders, files) if fnmatch(name, pattern)]
+        paths += [Path(parent, name) for name in names]
+    return paths
 
 
 def free_address():
@@ -167,11 +174,11 @@ def together(commands, cwd=ROOT, timeout=TIMEOUT):
         for words, environ in commands
     ]
     try:
-        said = [process.communicate(timeout=timeout) for process in started]
+        outputs = [process.communicate(timeout=timeout) for process in started]
     finally:
         for process in started:
             process.kill()
-    return [(x.returncode, *texts) for x, texts in zip(started, said, strict=True)]
+    return [(x.returncode, *texts) for x, texts in zip(started, outputs, strict=True)]
 
 
 def members(module, processes, folder, seconds, by_jax=True, killed=(), **environ):
@@ -191,11 +198,13 @@ def members(module, processes, folder, seconds, by_jax=True, killed=(), **enviro
         PYTHONPATH=os.pathsep.join(places),
         **environ,
     )
-    outputs, started = [folder / f"{i}.txt" for i in range(processes)], []
-    deadline, at = time.monotonic() + seconds, free_address()
+    outputs = [folder / f"{i}.txt" for i in range(processes)]
+    started = []
+    deadline = time.monotonic() + seconds
+    address = free_address()
     try:
         for i, path in enumerate(outputs):
-            arguments = map(str, (i, processes, at if by_jax else "", folder))
+            arguments = map(str, (i, processes, address if by_jax else "", folder))
             with path.open("wb") as out:
                 process = subprocess.Popen(
                     [*words, *arguments],
@@ -206,21 +215,23 @@ def members(module, processes, folder, seconds, by_jax=True, killed=(), **enviro
                     stderr=out,
                 )
             started.append(process)
-        while None in (codes := [process.poll() for process in started]):
+        codes = [None]
+        while None in codes:
+            time.sleep(0.05)
+            codes = [process.poll() for process in started]
             if any(
                 x for i, x in enumerate(codes) if i not in killed
             ):  # those that wait for the one that failed fail in turn
                 deadline = min(deadline, time.monotonic() + 10)
             if time.monotonic() > deadline:
                 break
-            time.sleep(0.05)
     finally:
         for process in started:
             process.kill()
             process.wait()
-    said = "\n".join(f"{path.name}: {path.read_text()}" for path in outputs)
+    log = "\n".join(f"{path.name}: {path.read_text()}" for path in outputs)
     expected = [-signal.SIGKILL if i in killed else 0 for i in range(processes)]
-    assert codes == expected, f"ended with {codes}\n{said}"
+    assert codes == expected, f"ended with {codes}\n{log}"
 
 
 def take_part(work):
@@ -256,16 +267,16 @@ def ran(words, cwd=ROOT, timeout: float | None = TIMEOUT, told="", **environ):
     )
 
 
-def printed_by(words, *how, **environ):
+def run_python(words, *arguments, **environ):
     """Runs Python as `ran` does; it must end with 0. Returns its stdout and stderr."""
-    ended = ran([sys.executable, *words], *how, **{"PYTHONPATH": ROOT, **environ})
+    ended = ran([sys.executable, *words], *arguments, **{"PYTHONPATH": ROOT, **environ})
     assert ended.returncode == 0, ended.stderr
     return ended.stdout, ended.stderr
 
 
-def imported_by(code):
+def find_imports(code):
     """Names of the modules that a fresh process has after some code."""
-    names, _ = printed_by(["-c", f"{code}\nimport sys\nprint(*sys.modules)"])
+    names, _ = run_python(["-c", f"{code}\nimport sys\nprint(*sys.modules)"])
     return set(names.split())
 
 
@@ -283,7 +294,8 @@ def in_background(command, out, module="experiments.run", **environ):
     started = Command(words, out.parent, "background", environment(**environ))
 
     def wait_for(text, after=""):
-        pattern, ended = f"{re.escape(after)}.*{re.escape(text)}", started.process.poll
+        pattern = f"{re.escape(after)}.*{re.escape(text)}"
+        ended = started.process.poll
         until(
             lambda: ended() is not None or re.search(pattern, started.said, re.S), text
         )

@@ -45,9 +45,13 @@ class DaskCluster:
     """
 
     def __init__(self, folder, flags, environ):
-        self.folder, self.tag = folder, uuid.uuid4().hex
-        self.workers, self.commands, self._nodes = [], [], []
-        self._flags, self._given = flags, environ
+        self.folder = folder
+        self.tag = uuid.uuid4().hex
+        self.workers = []
+        self.commands = []
+        self._nodes = []
+        self._flags = flags
+        self._given = environ
         self._environ = {TAG: self.tag, "PYTHONPATH": OURS, **environ}
         self.file = folder / "scheduler.json"
 
@@ -83,9 +87,11 @@ class DaskCluster:
     def study(self, words, out, program=COMPARE, **environ):
         """Starts `experiments.compare WORDS --scheduler ADDRESS`."""
         words = f"{words} --scheduler {self.address}"
-        given = {**self._given, **environ}
+        variables = {**self._given, **environ}
         number = len(self.commands)
-        self.commands.append(Command(words, out, self.tag, number, 1, given, program))
+        self.commands.append(
+            Command(words, out, self.tag, number, 1, variables, program)
+        )
         return self.commands[-1]
 
     def close(self):
@@ -122,12 +128,13 @@ def certificates(folder):
     """Makes an authority and a certificate: Dask's settings of TLS as variables."""
     if not shutil.which("openssl"):
         pytest.skip("certificates take the program openssl")
-    made = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=syncalgos"
-    cert, key = folder / "cert.pem", folder / "key.pem"
-    words = [*made.split(), "-keyout", str(key), "-out", str(cert)]
+    command = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=syncalgos"
+    cert = folder / "cert.pem"
+    key = folder / "key.pem"
+    words = [*command.split(), "-keyout", str(key), "-out", str(cert)]
     subprocess.run(words, check=True, capture_output=True, timeout=TIMEOUT)
-    found = {"DASK_DISTRIBUTED__COMM__TLS__CA_FILE": cert}
+    variables = {"DASK_DISTRIBUTED__COMM__TLS__CA_FILE": cert}
     for role in ("CLIENT", "SCHEDULER", "WORKER"):
-        found[f"DASK_DISTRIBUTED__COMM__TLS__{role}__CERT"] = cert
-        found[f"DASK_DISTRIBUTED__COMM__TLS__{role}__KEY"] = key
-    return {name: str(path) for name, path in found.items()}
+        variables[f"DASK_DISTRIBUTED__COMM__TLS__{role}__CERT"] = cert
+        variables[f"DASK_DISTRIBUTED__COMM__TLS__{role}__KEY"] = key
+    return {name: str(path) for name, path in variables.items()}

@@ -24,10 +24,11 @@ class Command(Started):
     """A command that makes a run or a study."""
 
     def __init__(self, words, out, tag, number, devices, environ, program=PROGRAM):
-        self.run_out, self.tag = out, tag
-        given = {"JAX_NUM_CPU_DEVICES": devices, "PYTHONPATH": OURS, TAG: tag}
+        self.run_out = out
+        self.tag = tag
+        own_variables = {"JAX_NUM_CPU_DEVICES": devices, "PYTHONPATH": OURS, TAG: tag}
         argv = [*program, *shlex.split(words), "--out", str(out)]
-        environ = environment(**{**given, **environ})
+        environ = environment(**{**own_variables, **environ})
         super().__init__(argv, out.parent, number, environ)
 
     def ended(self, limit=TIMEOUT):
@@ -42,7 +43,7 @@ class Command(Started):
 
 def tagged(tag):
     """The environments of all processes with a tag, by pid."""
-    found = {}
+    environments = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             words = (folder / "environ").read_bytes().split(b"\0")
@@ -50,8 +51,8 @@ def tagged(tag):
             continue
         environ = dict(word.split(b"=", 1) for word in words if b"=" in word)
         if environ.get(TAG.encode()) == tag.encode():
-            found[int(folder.name)] = environ
-    return found
+            environments[int(folder.name)] = environ
+    return environments
 
 
 def members(tag):
@@ -68,7 +69,8 @@ def commands(folder, **environ):
     """Yields start(words), which starts a command; in the end nobody may be left."""
     if not Path("/proc/self/environ").exists():
         pytest.skip("what is left is looked for in /proc")
-    tag, started = uuid.uuid4().hex, []
+    tag = uuid.uuid4().hex
+    started = []
 
     def start(words, out=folder / "out", devices=1, program=PROGRAM):
         number = len(started)
@@ -85,16 +87,20 @@ def commands(folder, **environ):
             command.process.wait(TIMEOUT)
 
 
-def by_hand(at, number, words, count=2):
+def by_hand(address, number, words, count=2):
     """The flags of one of several processes that are started one by one."""
-    return f"{words} --coordinator {at} --num-processes {count} --process-id {number}"
+    return (
+        f"{words} --coordinator {address} --num-processes {count} --process-id {number}"
+    )
 
 
 def listening(pids):
     """The addresses at which processes listen."""
-    sockets = [x for pid in pids for x in psutil.Process(pid).net_connections("tcp")]
-    found = [x.laddr.ip for x in sockets if x.status == psutil.CONN_LISTEN]
-    return [x.removeprefix("::ffff:") for x in found]
+    sockets = []
+    for pid in pids:
+        sockets += psutil.Process(pid).net_connections("tcp")
+    addresses = [x.laddr.ip for x in sockets if x.status == psutil.CONN_LISTEN]
+    return [x.removeprefix("::ffff:") for x in addresses]
 
 
 def is_halted(pid):
@@ -119,14 +125,14 @@ def small_disk(folder, size):
             subprocess.run(["umount", str(folder)], check=True, timeout=TIMEOUT)
 
 
-def remount(folder, how):
+def remount(folder, mode):
     """Makes a disk read-only ("ro"), though a file on it is open to be written, or not.
 
     The kernel may do so after an error, but no command: here a mount lies over it.
     """
     over = ["mount", "--bind", str(folder), str(folder)]
     only = ["mount", "-o", "remount,ro,bind", str(folder)]
-    for command in (over, only) if how == "ro" else (["umount", str(folder)],):
+    for command in (over, only) if mode == "ro" else (["umount", str(folder)],):
         subprocess.run(command, check=True, timeout=TIMEOUT)
 
 
@@ -134,6 +140,6 @@ def fill(folder, but=0):
     """Fills a disk but for some bytes; returns the file that does."""
     path = folder / "ballast"
     with path.open("wb", buffering=0) as file:
-        left = os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize
-        file.write(bytes(left - but))
+        free_bytes = os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize
+        file.write(bytes(free_bytes - but))
     return path

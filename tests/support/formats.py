@@ -60,12 +60,12 @@ def batch(n, seed):
     y = draws.integers(0, 10, n)
     data = np.stack([x[..., c].reshape(n, -1) for c in range(3)], 1).reshape(n, -1)
     names = [f"image_{i}.png" for i in range(n)]
-    whole = {"batch_label": f"batch {seed}", "labels": y.tolist(), "data": data}
-    return python2({**whole, "filenames": names}), x, y
+    contents = {"batch_label": f"batch {seed}", "labels": y.tolist(), "data": data}
+    return python2({**contents, "filenames": names}), x, y
 
 
 def cifar_archive(folder, contents):
     """Writes batches; returns the archive's path."""
-    named = {f"cifar-10-batches-py/{name}": x for name, x in contents.items()}
-    put(folder, "cifar.tar.gz", gzip.compress(tar(named)))
+    members = {f"cifar-10-batches-py/{name}": x for name, x in contents.items()}
+    put(folder, "cifar.tar.gz", gzip.compress(tar(members)))
     return folder / "cifar.tar.gz"

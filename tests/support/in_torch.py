@@ -14,8 +14,15 @@ from torch.nn.parallel import DistributedDataParallel
 import syncalgos
 from examples.torch_loop import Synced, TorchGroup
 
-STEPS, BROKEN, PERIOD, LR, MOMENTUM = 22, 10, 4, 0.05, 0.9
-WORKERS, BATCH, INPUTS, HIDDEN = 2, 16, 6, 8
+STEPS = 22
+BROKEN = 10
+PERIOD = 4
+LR = 0.05
+MOMENTUM = 0.9
+WORKERS = 2
+BATCH = 16
+INPUTS = 6
+HIDDEN = 8
 
 
 def strategies(**axis):
@@ -43,8 +50,8 @@ def begun(strategy):
     """A model, the same in all processes, its optimizer and the loop's Synced."""
     torch.manual_seed(0)
     hidden = torch.nn.Linear(INPUTS, HIDDEN), torch.nn.Tanh()
-    last = torch.nn.Linear(HIDDEN, 1)
-    model = torch.nn.Sequential(torch.nn.BatchNorm1d(INPUTS), *hidden, last)
+    output_layer = torch.nn.Linear(HIDDEN, 1)
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(INPUTS), *hidden, output_layer)
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM)
     # The optimizer's rate is the one that the strategy was told, if any.
     synced = Synced(model, optimizer, strategy._replace(learning_rate=None))
@@ -67,20 +74,23 @@ def copied(tensors):
 def ended(strategy, number):
     """A model at its start and end, its center, and the end of a resumed run."""
     parts = begun(strategy)
-    model, synced = parts["model"], parts["synced"]
-    found = {"first": copied(model.state_dict())}
+    model = parts["model"]
+    synced = parts["synced"]
+    states = {"first": copied(model.state_dict())}
     train(model, synced, number, range(STEPS))
-    found |= {"held": copied(model.state_dict()), "center": copied(synced.center())}
+    states |= {"held": copied(model.state_dict()), "center": copied(synced.center())}
 
-    parts, file = begun(strategy), io.BytesIO()
+    parts = begun(strategy)
+    file = io.BytesIO()
     train(parts["model"], parts["synced"], number, range(BROKEN))
     torch.save({name: part.state_dict() for name, part in parts.items()}, file)
     file.seek(0)
-    parts, saved = begun(strategy), torch.load(file)
+    parts = begun(strategy)
+    saved = torch.load(file)
     for name, part in parts.items():
         part.load_state_dict(saved[name])
     train(parts["model"], parts["synced"], number, range(BROKEN, STEPS))
-    return found | {"again": copied(parts["model"].state_dict())}
+    return states | {"again": copied(parts["model"].state_dict())}
 
 
 def sharded(model):
@@ -108,27 +118,29 @@ def refused(number, peers):
         "sharded": averaging,
     }
     wrapped = {"ddp": DistributedDataParallel, "sharded": sharded}
-    said = {}
+    messages = {}
     for name, strategy in cases.items():
         model = torch.nn.Linear(INPUTS, 1)
-        made = wrap(model) if (wrap := wrapped.get(name)) else model
+        wrapped_model = wrapped[name](model) if name in wrapped else model
         try:
-            synced = Synced(made, torch.optim.Adam(model.parameters()), strategy)
+            synced = Synced(
+                wrapped_model, torch.optim.Adam(model.parameters()), strategy
+            )
             train(model, synced, number, [0])
         except ValueError as error:
-            said[name] = str(error)
-    return said
+            messages[name] = str(error)
+    return messages
 
 
 def work(process, processes, folder):
     """Writes what one process found."""
     store = f"file://{folder / 'store'}"
     torch.distributed.init_process_group("gloo", store, rank=process, world_size=2)
-    found = {}
+    arrays_by_name = {}
     peers = syncalgos.Peers(TorchGroup())
     for name, strategy in strategies(axis=peers).items():
         for part, arrays in ended(strategy, process).items():
-            found |= {f"{name} {part} {key}": x for key, x in arrays.items()}
-    np.savez(folder / f"{process}.npz", **found)
+            arrays_by_name |= {f"{name} {part} {key}": x for key, x in arrays.items()}
+    np.savez(folder / f"{process}.npz", **arrays_by_name)
     (folder / f"{process}.json").write_text(json.dumps(refused(process, peers)))
     torch.distributed.destroy_process_group()

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from commands import TIMEOUT
 from faults import Command, is_halted, until
-from lasting import assert_same_end, flags_of
+from lasting import assert_same_end, format_flags
 from owed import parameters
 
 from experiments.checkpoint.resume import FOLDER
@@ -24,7 +24,7 @@ TASK = "--task tiny_tasks:drawing --width 2000 --workers 2 --optimizer adam --st
 TASK += "--eval-every 7 --checkpoint-every 1"
 KINDS = ("in a save", "after a step", "at any moment")
 DELAY = 0.06  # seconds in which such a run takes a step or two
-FEW = 6  # steps between two kills of a run of 60
+MAX_KILL_STEPS = 6  # steps between two kills of a run of 60
 
 
 class Victim(NamedTuple):
@@ -50,9 +50,10 @@ class Victim(NamedTuple):
     @property
     def is_saving(self):
         """Whether it has begun to write a checkpoint, and not ended."""
-        there = (self.command.run_out / FOLDER).glob(".*")
+        hidden_files = (self.command.run_out / FOLDER).glob(".*")
         return any(
-            parse_unfinished_name(x.name) == (self.number, self.of) for x in there
+            parse_unfinished_name(x.name) == (self.number, self.of)
+            for x in hidden_files
         )
 
     def send(self, number=signal.SIGKILL):
@@ -68,8 +69,10 @@ def newest(out):
     """The step of the newest checkpoint of which all parts are there."""
     folder = out / FOLDER
     names = [path.name for path in folder.iterdir()] if folder.exists() else []
-    parts = Counter((x.step, x.of) for name in names if (x := parse_name(name)))
-    return max((step for (step, of), n in parts.items() if n == of), default=0)
+    files = filter(None, map(parse_name, names))
+    counts = Counter((file.step, file.of) for file in files)
+    complete = [step for (step, number), n in counts.items() if n == number]
+    return max(complete, default=0)
 
 
 def in_training(command, step=40):
@@ -88,7 +91,7 @@ def kill_in_a_save(victim):
     return False
 
 
-def kill_at(victim, seconds):
+def kill_later(victim, seconds):
     """Kills a process after some time; returns whether it was there."""
     try:
         victim.command.process.wait(seconds)
@@ -107,43 +110,48 @@ def strike(victim, kind, draw, seconds):
         seconds: that a run takes which nothing befalls.
     """
     if kind == "at any moment":
-        return kill_at(victim, draw.uniform(0, seconds))
-    step = newest(victim.command.run_out) + draw.randint(1, FEW)
+        return kill_later(victim, draw.uniform(0, seconds))
+    step = newest(victim.command.run_out) + draw.randint(1, MAX_KILL_STEPS)
     until(lambda: victim.is_over or newest(victim.command.run_out) >= step, "a step")
     if kind == "after a step":
-        return kill_at(victim, draw.uniform(0, DELAY))
+        return kill_later(victim, draw.uniform(0, DELAY))
     return kill_in_a_save(victim)
 
 
 def killed_and_resumed(start, words, folder, kinds, draw, seconds):
     """Yields runs of one process that were killed and went on, until all kills hit."""
-    left = list(kinds)
+    kinds_left = list(kinds)
     for number in count():
-        if not left:
+        if not kinds_left:
             return
         out = folder / f"alone-{number}"
-        while left:
+        while kinds_left:
             command = start(f"{words} --resume", out, devices=2)
-            in_time = strike(Victim(command, command.pid), left[0], draw, seconds)
+            in_time = strike(Victim(command, command.pid), kinds_left[0], draw, seconds)
             if command.process.wait(TIMEOUT) != -signal.SIGKILL or not in_time:
                 break
-            left.pop(0)
+            kinds_left.pop(0)
         yield start(f"{words} --resume", out, devices=2).ended()
 
 
 def killed_and_restarted(start, words, folder, kinds, draw, seconds):
     """Yields runs of two processes one of which is killed, until all kills hit."""
-    left = list(kinds)
+    kinds_left = list(kinds)
     for number in count():
-        if not left:
+        if not kinds_left:
             return
         out = folder / f"together-{number}"
         command = start(f"{words} --processes 2 --max-restarts 1", out)
         which = draw.randrange(2)
-        strike(Victim(command, command.member(which), which, 2), left[0], draw, seconds)
+        strike(
+            Victim(command, command.member(which), which, 2),
+            kinds_left[0],
+            draw,
+            seconds,
+        )
         ended = command.ended()
         if "restart 1 of 1" in ended.stderr:
-            left.pop(0)
+            kinds_left.pop(0)
         yield ended
 
 
@@ -158,16 +166,18 @@ def attack(start, name, folder, alone, together, draw):
         together: kinds of the kills of one of two processes.
         draw: of the moments.
     """
-    words = f"{TASK} {flags_of(name, parameters(name))}"
-    began = time.monotonic()
-    whole = start(words, folder / "whole", devices=2).ended()
-    arguments = (draw, time.monotonic() - began)
+    words = f"{TASK} {format_flags(name, parameters(name))}"
+    start_time = time.monotonic()
+    uninterrupted = start(words, folder / "whole", devices=2).ended()
+    arguments = (draw, time.monotonic() - start_time)
     for ended in killed_and_resumed(start, words, folder, alone, *arguments):
-        assert_same_end(ended, whole)
+        assert_same_end(ended, uninterrupted)
     if together:  # sums are rounded in another order by one process of two devices
-        whole = start(f"{words} --processes 2", folder / "whole-together").ended()
+        uninterrupted = start(
+            f"{words} --processes 2", folder / "whole-together"
+        ).ended()
     for ended in killed_and_restarted(start, words, folder, together, *arguments):
-        assert_same_end(ended, whole)
+        assert_same_end(ended, uninterrupted)
 
 
 def kept_programs(folder):

@@ -45,19 +45,23 @@ def run(command, out, at_look: Callable[[int], None] | None = None, group=ALONE)
         group: the processes that make it.
     """
     jax.devices()  # a run that came first would choose how many there are
-    argv, looks = [*shlex.split(command), "--out", str(out)], itertools.count(1)
+    argv = [*shlex.split(command), "--out", str(out)]
+    looks = itertools.count(1)
 
     def program(stopped):
-        def asked():
+        def look():
             if at_look is not None:
                 at_look(next(looks))
             return stopped()
 
-        return make(parse(argv), argv, time.perf_counter(), asked, group)
+        return make(parse(argv), argv, time.perf_counter(), look, group)
 
-    with redirect_stdout(io.StringIO()) as shown, redirect_stderr(io.StringIO()) as err:
+    with (
+        redirect_stdout(io.StringIO()) as out_text,
+        redirect_stderr(io.StringIO()) as err,
+    ):
         code = guarded(program)
-    return Run(code, shown.getvalue(), err.getvalue(), out)
+    return Run(code, out_text.getvalue(), err.getvalue(), out)
 
 
 def refused(command, out):
@@ -69,37 +73,42 @@ def refused(command, out):
     return line
 
 
-def signal_at(look, number=signal.SIGTERM):
+def signal_before(look, number=signal.SIGTERM):
     """Sends this process a signal before a dispatch."""
 
-    def at_look(now):
-        if now == look:
+    def at_look(current_look):
+        if current_look == look:
             os.kill(os.getpid(), number)
 
     return at_look
 
 
-def crash_at(look):
-    def at_look(now):
-        if now == look:
+def crash_before(look):
+    def at_look(current_look):
+        if current_look == look:
             raise Crash
 
     return at_look
 
 
-def flags_of(name, values):
+def format_flags(name, values):
     """An algorithm's flags, where there are values for its parameters."""
-    own = factories.describe(ALGORITHM, name).flags
-    said = {k: x for k, x in values.items() if k in own and x is not None}
-    return " ".join(as_words({"algo": name, **said}))
+    algorithm_flags = factories.describe(ALGORITHM, name).flags
+    flag_values = {
+        k: x for k, x in values.items() if k in algorithm_flags and x is not None
+    }
+    return " ".join(as_words({"algo": name, **flag_values}))
 
 
-def lines_of(ended):
+def untimed_lines(ended):
     """Lines of metrics.jsonl without their seconds."""
-    return [{k: v for k, v in x.items() if k != "seconds"} for x in ended.lines]
+    lines = []
+    for line in ended.lines:
+        lines.append({key: line[key] for key in line if key != "seconds"})
+    return lines
 
 
-def last_part(ended):
+def load_newest(ended):
     """The last checkpoint."""
     folder = ended.out / FOLDER
     return load_workers(folder, find_steps(folder)[0])
@@ -108,27 +117,32 @@ def last_part(ended):
 def assert_same_end(actual, expected):
     """Two runs have ended alike, bit for bit."""
     assert (actual.code, expected.code) == (0, 0), actual.stderr + expected.stderr
-    for line, other in zip(lines_of(actual), lines_of(expected), strict=True):
+    for line, other in zip(untimed_lines(actual), untimed_lines(expected), strict=True):
         differ = {k: (line[k], other.get(k)) for k in line if line[k] != other.get(k)}
         assert not differ and line.keys() == other.keys(), (line["step"], differ)
-    mine, others = last_part(actual), last_part(expected)
-    assert (mine.step, mine.workers) == (others.step, others.workers)
+    actual_part = load_newest(actual)
+    expected_part = load_newest(expected)
+    assert (actual_part.step, actual_part.workers) == (
+        expected_part.step,
+        expected_part.workers,
+    )
     for kind in ("own", "shared"):
-        left, right = getattr(mine, kind), getattr(others, kind)
-        assert left.keys() == right.keys()
-        for name in left:
-            assert_same_bits(left[name], right[name], name)
+        actual_arrays = getattr(actual_part, kind)
+        expected_arrays = getattr(expected_part, kind)
+        assert actual_arrays.keys() == expected_arrays.keys()
+        for name in actual_arrays:
+            assert_same_bits(actual_arrays[name], expected_arrays[name], name)
     assert actual.summary["params_sha256"] == expected.summary["params_sha256"]
 
 
 COMPARED = ("step", "train_loss", "test_loss", "test_accuracy", "divergence")
 
 
-def assert_near(actual, expected, *more):
+def assert_near(actual, expected, *more_names):
     """Two runs have ended alike, but for rounding: sums are added in another order."""
     assert (actual.code, expected.code) == (0, 0), actual.stderr + expected.stderr
     for line, other in zip(actual.lines, expected.lines, strict=True):
-        for name in (*COMPARED, *more):
+        for name in (*COMPARED, *more_names):
             # Of float32 after 11 steps of adam.
             near = pytest.approx(other[name], abs=1e-4)
             assert line[name] == near, (line["step"], name)
@@ -143,8 +157,8 @@ def assert_same_bits(x, y, name):
 
 def files(folder):
     """All that is in a folder, to the byte."""
-    found = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
 class Work(NamedTuple):
@@ -153,12 +167,12 @@ class Work(NamedTuple):
     Attributes:
         command: its flags.
         out: the folder of its files.
-        stop_at: the look at which the last process is asked to stop; 0: none.
+        stop_look: the look at which the last process is asked to stop; 0: none.
     """
 
     command: str
     out: str
-    stop_at: int = 0
+    stop_look: int = 0
 
 
 def joined(processes, works, folder):
@@ -166,20 +180,21 @@ def joined(processes, works, folder):
     folder.joinpath("work.json").write_text(json.dumps(works))
     seconds = TIMEOUT + 20 * len(works)
     members("lasting", processes, folder, seconds, JAX_NUM_CPU_DEVICES=1)
-    found = [json.loads((folder / f"{i}.json").read_text()) for i in range(processes)]
-    codes = [[code for code, *_ in each] for each in found]
-    assert codes == [codes[0]] * processes
-    return [
-        Run(*seen, Path(work.out)) for seen, work in zip(found[0], works, strict=True)
-    ]
+    results = [json.loads((folder / f"{i}.json").read_text()) for i in range(processes)]
+    expected_codes = [code for code, *_ in results[0]]
+    for process_results in results:
+        assert [code for code, *_ in process_results] == expected_codes
+    outs = [Path(work.out) for work in works]
+    return [Run(*x, out) for x, out in zip(results[0], outs, strict=True)]
 
 
 def work(process, processes, folder):
     """Makes the runs of FOLDER/work.json in turn, and writes FOLDER/PROCESS.json."""
     group = ProcessGroup(process, processes, hosts=1, sharing=processes)
-    seen = []
+    results = []
     for command, out, look in json.loads((folder / "work.json").read_text()):
-        asked = look and process == processes - 1
-        ended = run(command, Path(out), signal_at(look) if asked else None, group)
-        seen.append(ended[:3])
-    (folder / f"{process}.json").write_text(json.dumps(seen))
+        is_stopping = look and process == processes - 1
+        at_look = signal_before(look) if is_stopping else None
+        ended = run(command, Path(out), at_look, group)
+        results.append(ended[:3])
+    (folder / f"{process}.json").write_text(json.dumps(results))

@@ -45,7 +45,8 @@ class Authority:
         self._config.write_text(CONFIG.format(folder=folder))
         (folder / "index.txt").touch()
         (folder / "serial").write_text("01\n")
-        self.path, self._key = folder / "ca.pem", folder / "ca-key.pem"
+        self.path = folder / "ca.pem"
+        self._key = folder / "ca-key.pem"
         self._request("authority", self._key, folder / "ca.csr")
         extensions = "basicConstraints=critical,CA:true\n"
         self._sign(folder / "ca.csr", self.path, days, extensions, "-selfsign")
@@ -67,7 +68,8 @@ class Authority:
         """
         self._num_certificates += 1
         stem = self._folder / f"own-{self._num_certificates}"
-        request, key = stem.with_suffix(".csr"), stem.with_suffix(".key")
+        request = stem.with_suffix(".csr")
+        key = stem.with_suffix(".key")
         self._request(name, key, request)
         extensions = f"extendedKeyUsage={usage}\n"
         if hosts:
@@ -88,16 +90,16 @@ class Authority:
         certificate: Path,
         days: tuple[float, float],
         extensions: str,
-        *more: str,
+        *options: str,
     ) -> None:
         """Signs a request."""
         path = request.with_suffix(".ext")
         path.write_text(extensions)
         start, end = (_time(x) for x in days)
-        words = ["ca", "-batch", "-notext", "-config", str(self._config), *more]
+        words = ["ca", "-batch", "-notext", "-config", str(self._config), *options]
         words += ["-keyfile", str(self._key), "-extfile", str(path)]
         words += ["-startdate", start, "-enddate", end]
-        if not more:
+        if not options:
             words += ["-cert", str(self.path)]
         _openssl([*words, "-in", str(request), "-out", str(certificate)])
 

@@ -18,7 +18,8 @@ PERIOD = 4
 SHAPES = {"bias": (3,), "in": (5, 3), "out": (3, 1), "scale": ()}
 SIZES = [math.prod(shape) for shape in SHAPES.values()]
 PARAMS = 4 * sum(SIZES)  # bytes, in float32
-ALL, NONE = tuple(range(2 * PERIOD)), ()
+ALL = tuple(range(2 * PERIOD))
+NONE = ()
 
 
 def ring(n, size):
@@ -56,9 +57,9 @@ class Owed(NamedTuple):
         return np.resize(self.decided, (steps, len(self.decided[0])))
 
 
-def synchronous(sent: Callable[[int], float]) -> Owed:
-    """Owed by what combines gradients: `sent` at every step, replicas stay equal."""
-    return Owed(ALL, ALL, lambda n: 2 * PERIOD * sent(n))
+def synchronous(step_bytes: Callable[[int], float]) -> Owed:
+    """Owed by what combines gradients: it sends at every step, replicas stay equal."""
+    return Owed(ALL, ALL, lambda n: 2 * PERIOD * step_bytes(n))
 
 
 def voted(n: int) -> float:
@@ -66,9 +67,9 @@ def voted(n: int) -> float:
     return 2 * (n - 1) * sum(-(-size // n // 8) for size in SIZES) + ring(n, 4)
 
 
-def peers(sent: float) -> Owed:
+def peers(step_bytes: float) -> Owed:
     """Owed by what sends so many bytes to one peer at every step."""
-    return Owed(NONE, ALL, lambda n: 2 * PERIOD * sent * (n > 1))
+    return Owed(NONE, ALL, lambda n: 2 * PERIOD * step_bytes * (n > 1))
 
 
 def neighbors(n: int) -> int:
@@ -76,9 +77,9 @@ def neighbors(n: int) -> int:
     return min(2, n - 1)
 
 
-def on_a_ring(sent: float) -> Owed:
+def on_a_ring(step_bytes: float) -> Owed:
     """Owed by what sends so many bytes to each neighbor on a ring at every step."""
-    return Owed(NONE, ALL, lambda n: 2 * PERIOD * sent * neighbors(n))
+    return Owed(NONE, ALL, lambda n: 2 * PERIOD * step_bytes * neighbors(n))
 
 
 def in_groups(n: int) -> int:
@@ -215,7 +216,7 @@ VALUES: dict[str, Any] = {
     "reset_period": PERIOD,
 }
 
-VALUES_OF = {
+ALGORITHM_VALUES = {
     ("post_local_sgd", "dense_steps"): PERIOD,
     ("one_bit_adam", "dense_steps"): PERIOD,
     ("zero_one_adam", "variance_steps"): PERIOD,
@@ -321,7 +322,7 @@ def parameters(name: str) -> dict[str, Any]:
     signature = inspect.signature(syncalgos.ALGORITHMS[name])
     defaults = {n: p.default for n, p in signature.parameters.items() if n != "axis"}
     return {
-        n: VALUES_OF.get((name, n), VALUES.get(n, default))
+        n: ALGORITHM_VALUES.get((name, n), VALUES.get(n, default))
         for n, default in defaults.items()
     }
 

@@ -19,9 +19,10 @@ def local_steps(strategy, optimizer, gradient, start, inputs):
         (replica, center) after each step, leaves (steps, …).
     """
 
-    def local_step(carry, now):
-        (replica, state), (step, own) = carry, now
-        grads = gradient(replica.params, own)
+    def local_step(carry, step_inputs):
+        replica, state = carry
+        step, batch = step_inputs
+        grads = gradient(replica.params, batch)
         grads, state = strategy.reduce(grads, replica, state, step)
         updates, opt_state = optimizer.update(grads, replica.opt_state, replica.params)
         params = optax.apply_updates(replica.params, updates)

@@ -9,6 +9,6 @@ FIELDS = {field.name for field in dataclasses.fields(Placement)}
 
 def placed(options):
     """Options for DataParallel, with those of a Placement in one."""
-    where = {k: x for k, x in options.items() if k in FIELDS}
-    rest = {k: x for k, x in options.items() if k not in where}
-    return rest | {"placement": Placement(**where)}
+    placement_options = {k: x for k, x in options.items() if k in FIELDS}
+    trainer_options = {k: x for k, x in options.items() if k not in placement_options}
+    return trainer_options | {"placement": Placement(**placement_options)}

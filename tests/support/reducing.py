@@ -51,7 +51,9 @@ VOTES = ["majority", "tally"]  # which tell no more than signs
 EXACT = [n for n in REDUCERS if n not in ("bf16", "int4", "majority", *UNFED)]
 
 SHAPES = {"empty": (0, 3), "matrix": (27, 19), "scalar": ()}
-ZEROS, SPOILED = 3, 4  # the steps of `reduced` whose updates are not random
+# The steps of `reduced` whose updates are not random.
+ZEROS = 3
+SPOILED = 4
 
 
 def run(reducer, updates, steps=None, backend="vmap", devices=1):
@@ -60,14 +62,14 @@ def run(reducer, updates, steps=None, backend="vmap", devices=1):
     layout = make_layout(workers, backend, Placement(range(devices)))
     steps = jnp.array(range(count) if steps is None else steps)
 
-    def program(own, steps):
-        def one(state, inputs):
+    def program(updates, steps):
+        def combine_step(state, inputs):
             step, grads = inputs
-            combined, sent, state = reducer.combine(grads, state, step)
-            return state, (combined, sent, state)
+            combined, decoded, state = reducer.combine(grads, state, step)
+            return state, (combined, decoded, state)
 
-        state = reducer.init(jax.tree.map(lambda x: x[0], own))
-        return lax.scan(one, state, (steps, own))[1]
+        state = reducer.init(jax.tree.map(lambda x: x[0], updates))
+        return lax.scan(combine_step, state, (steps, updates))[1]
 
     def lay_out(x):
         return np.moveaxis(x, 0, 1).reshape(*layout.shape, count, *x.shape[2:])
@@ -75,8 +77,8 @@ def run(reducer, updates, steps=None, backend="vmap", devices=1):
     def collect(x):
         return np.moveaxis(np.asarray(x).reshape(workers, count, *x.shape[3:]), 0, 1)
 
-    own = jax.tree.map(lay_out, updates)
-    result = on_workers(layout, program, own, steps)
+    lane_updates = jax.tree.map(lay_out, updates)
+    result = on_workers(layout, program, lane_updates, steps)
     return jax.tree.map(collect, jax.block_until_ready(result))
 
 
@@ -94,8 +96,8 @@ def side_by_side(several):
     """A reducer that does what each of several does: compiled once for all."""
 
     def combine(updates, state, step):
-        each = {n: r.combine(updates, state[n], step) for n, r in several.items()}
-        return tuple({n: parts[i] for n, parts in each.items()} for i in range(3))
+        results = {n: r.combine(updates, state[n], step) for n, r in several.items()}
+        return tuple({n: parts[i] for n, parts in results.items()} for i in range(3))
 
     def init(params):
         return {n: r.init(params) for n, r in several.items()}
@@ -170,10 +172,10 @@ def assert_neighbours(rounded, exact, levels):
     assert (np.abs(rounded - exact) <= unit * (1 + 1e-4)).all()
 
 
-def shapes_of(init):
+def param_shapes(init):
     """The shapes of the params that `init` of a model makes from a key."""
-    made = jax.eval_shape(init, jax.random.key(0))
-    return made[0] if isinstance(made, tuple) else made
+    shapes = jax.eval_shape(init, jax.random.key(0))
+    return shapes[0] if isinstance(shapes, tuple) else shapes
 
 
 def wave(*shape, phase=0.0):
@@ -191,8 +193,8 @@ def descend(strategy, optimizer, starts, gradient, inputs):
 
     def worker(params, inputs):
         start = Replica(params, optimizer.init(params)), strategy.init(params)
-        found, _ = local_steps(strategy, optimizer, gradient, start, inputs)
-        return found.params
+        trained, _ = local_steps(strategy, optimizer, gradient, start, inputs)
+        return trained.params
 
     lanes = jax.vmap(worker, in_axes=(0, 1), out_axes=1, axis_name="lanes")
     lead = jax.tree.map(lambda x: x[None], (starts, inputs))
@@ -203,4 +205,4 @@ def descend(strategy, optimizer, starts, gradient, inputs):
 
 def follow(strategy, optimizer, starts, grads):
     """Params after each step along given gradients, (steps, workers, …)."""
-    return descend(strategy, optimizer, starts, lambda _, own: own, grads)
+    return descend(strategy, optimizer, starts, lambda _, step_grads: step_grads, grads)

@@ -1,7 +1,7 @@
 """The session's chosen tests: what one needs is made together with what others need."""
 
 
-def asked(request, name, **given):
+def asked(request, name, **fixed):
     """The values of a parameter that chosen tests of this file have, in their order.
 
     Args:
@@ -13,10 +13,10 @@ def asked(request, name, **given):
     if request.fixturename:
         items = [x for x in items if request.fixturename in x.fixturenames]
     calls = [x.callspec.params for x in items if hasattr(x, "callspec")]
-    return [x[name] for x in calls if name in x and given.items() <= x.items()]
+    return [x[name] for x in calls if name in x and fixed.items() <= x.items()]
 
 
-def part_with(value, values, most):
+def split_around(value, values, limit):
     """Cuts a list into parts of at most so many; returns the one with this value."""
-    first = values.index(value) // most * most
-    return values[first : first + most]
+    start = values.index(value) // limit * limit
+    return values[start : start + limit]

@@ -13,54 +13,68 @@ import optax
 from syncalgos import Replica, Strategy
 
 
-def strategies(named: Mapping[str, Strategy], axis: Any = None) -> Strategy:
+def strategies(
+    strategies_by_name: Mapping[str, Strategy], axis: Any = None
+) -> Strategy:
     """The strategy that leaves each model to its own.
 
     Args:
-        named: made for this axis.
+        strategies_by_name: made for this axis.
         axis: a name or several; None is that of the engine.
     """
 
     def init(params):
-        return {name: own.init(params[name]) for name, own in named.items()}
+        return {
+            name: strategy.init(params[name])
+            for name, strategy in strategies_by_name.items()
+        }
 
     def reduce(grads, replica, state, step):
-        def of_one(name):
-            own = _replica(replica, name), state[name], step
-            return named[name].reduce(grads[name], *own)
+        def act(name):
+            strategy = strategies_by_name[name]
+            model = _replica(replica, name)
+            return strategy.reduce(grads[name], model, state[name], step)
 
-        return _apart({name: of_one(name) for name in named})
+        return _unzip({name: act(name) for name in strategies_by_name})
 
     def sync(replica, state, step):
-        def of_one(name):
-            return named[name].sync(_replica(replica, name), state[name], step)
+        def act(name):
+            return strategies_by_name[name].sync(
+                _replica(replica, name), state[name], step
+            )
 
-        replicas, state = _apart({name: of_one(name) for name in named})
-        params = {name: own.params for name, own in replicas.items()}
-        opt_state = {name: own.opt_state for name, own in replicas.items()}
+        replicas, state = _unzip({name: act(name) for name in strategies_by_name})
+        params = {name: model.params for name, model in replicas.items()}
+        opt_state = {name: model.opt_state for name, model in replicas.items()}
         return replica._replace(params=params, opt_state=opt_state), state
 
     def center(params, state):
         return {
-            name: own.center(params[name], state[name]) for name, own in named.items()
+            name: strategy.center(params[name], state[name])
+            for name, strategy in strategies_by_name.items()
         }
 
     return Strategy(init, reduce, sync, center, axis=axis)
 
 
 def optimizers(
-    named: Mapping[str, optax.GradientTransformation],
+    optimizers_by_name: Mapping[str, optax.GradientTransformation],
 ) -> optax.GradientTransformation:
     """The optimizer that leaves each model to its own."""
 
     def init(params):
-        return {name: own.init(params[name]) for name, own in named.items()}
+        return {
+            name: optimizer.init(params[name])
+            for name, optimizer in optimizers_by_name.items()
+        }
 
     def update(grads, state, params):
-        def of_one(name):
-            return named[name].update(grads[name], state[name], params[name])
+        def update_model(name):
+            return optimizers_by_name[name].update(
+                grads[name], state[name], params[name]
+            )
 
-        return _apart({name: of_one(name) for name in named})
+        return _unzip({name: update_model(name) for name in optimizers_by_name})
 
     return optax.GradientTransformation(init, update)
 
@@ -69,17 +83,19 @@ def loss_of_all(loss):
     """The sum of (params, batch) -> loss over all models."""
 
     def total(params, batch):
-        return jnp.sum(jnp.stack([loss(own, batch) for own in params.values()]))
+        losses = [loss(model_params, batch) for model_params in params.values()]
+        return jnp.sum(jnp.stack(losses))
 
     return total
 
 
 def _replica(replica: Replica, name: str) -> Replica:
-    own = replica.params[name], replica.opt_state[name]
-    return Replica(*own, replica.buffers, replica.loss)
+    params = replica.params[name]
+    return Replica(params, replica.opt_state[name], replica.buffers, replica.loss)
 
 
-def _apart(pairs: Mapping[str, tuple[Any, Any]]) -> tuple[Any, Any]:
+def _unzip(pairs: Mapping[str, tuple[Any, Any]]) -> tuple[Any, Any]:
     """(firsts, seconds) of pairs, by name."""
-    firsts, seconds = ({name: x[i] for name, x in pairs.items()} for i in (0, 1))
+    firsts = {name: pair[0] for name, pair in pairs.items()}
+    seconds = {name: pair[1] for name, pair in pairs.items()}
     return firsts, seconds

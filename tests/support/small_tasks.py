@@ -12,7 +12,8 @@ from commands import ROOT
 from experiments.command.factories import TASK, named
 from experiments.data import formats, tokens
 
-CONTEXT, FRAMES = 8, 6
+CONTEXT = 8
+FRAMES = 6
 BESIDE = ROOT.parent / "shared" / "data"  # the real data sets, beside the checkout
 
 
@@ -109,20 +110,21 @@ def make(name, **flags):
     return named(TASK, name)(**{**SMALL[name].flags, **flags})
 
 
-def folder_with(*names):
+def find_data_folder(*names):
     """The data folder, $SYNCALGOS_DATA or that beside the checkout.
 
     Skips the test if it lacks one of the names: a test downloads nothing.
     """
     folder = Path(os.environ.get("SYNCALGOS_DATA") or BESIDE)
-    if lacking := [name for name in names if not (folder / name).is_file()]:
+    lacking = [name for name in names if not (folder / name).is_file()]
+    if lacking:
         pytest.skip(f"{folder} lacks {', '.join(lacking)}: name it in SYNCALGOS_DATA")
     return folder
 
 
-def folder_of(name):
+def task_folder(name):
     """The data folder of a task; skips the test where the files are absent."""
-    return folder_with(*SMALL[name].files)
+    return find_data_folder(*SMALL[name].files)
 
 
 def on_real_data(name, **flags):
@@ -130,16 +132,20 @@ def on_real_data(name, **flags):
     if name == "text":
         pytest.importorskip("tokenizers")
     if "data_dir" in parameters(name) and "data_dir" not in SMALL[name].flags:
-        flags["data_dir"] = folder_of(name)
+        flags["data_dir"] = task_folder(name)
     return make(name, **flags)
 
 
 def examples(name, *counts, seed=0):
     """Random examples, leaves (*counts, …)."""
     rng = np.random.default_rng(seed)
-    drawn = {}
+    arrays = {}
     for leaf, (dtype, shape, below) in SMALL[name].form.items():
-        whole, least = (*counts, *shape), int(leaf == "length")  # of at least a frame
-        x = rng.integers(least, below, whole) if below else rng.normal(size=whole)
-        drawn[leaf] = x.astype(dtype)
-    return drawn
+        full_shape = (*counts, *shape)
+        least = int(leaf == "length")  # of at least a frame
+        if below:
+            x = rng.integers(least, below, full_shape)
+        else:
+            x = rng.normal(size=full_shape)
+        arrays[leaf] = x.astype(dtype)
+    return arrays

@@ -15,7 +15,10 @@ from jax.sharding import PartitionSpec
 from experiments.data.feeding import Data, Source
 from experiments.tasks.task import Task
 
-EXAMPLES, HELD_OUT, FEATURES, LABELS = 40, 8, 4, 4
+EXAMPLES = 40
+HELD_OUT = 8
+FEATURES = 4
+LABELS = 4
 BATCH = 8  # five steps are an epoch
 
 
@@ -49,11 +52,11 @@ def drawing(width: int = 6) -> Task:
     """
 
     def init(key):
-        first, second = jax.random.split(key)
+        in_key, out_key = jax.random.split(key)
         params = {
-            "in": jax.random.normal(first, (FEATURES, width)),
+            "in": jax.random.normal(in_key, (FEATURES, width)),
             "bias": jnp.zeros(width),
-            "out": jax.random.normal(second, (width, LABELS)),
+            "out": jax.random.normal(out_key, (width, LABELS)),
         }
         return params, {"mean": jnp.zeros(FEATURES), "seen": jnp.int32(0)}
 
@@ -148,7 +151,9 @@ class Failing(Source):
     """Examples one of which cannot be read where a function is true."""
 
     def __init__(self, examples, bad, fails):
-        self.examples, self.bad, self.fails = examples, bad, fails
+        self.examples = examples
+        self.bad = bad
+        self.fails = fails
 
     def __len__(self):
         return EXAMPLES
@@ -185,9 +190,9 @@ def failing(when: str = "load") -> Task:
     def is_here():
         return jax.process_index() == 1
 
-    def check(now):
-        if when == now and is_here():
-            raise RuntimeError(f"no {now} here")
+    def check(moment):
+        if when == moment and is_here():
+            raise RuntimeError(f"no {moment} here")
 
     def load():
         check("load")

@@ -8,7 +8,8 @@ def assert_close(actual, expected, rtol=1e-12, atol=None):
     """Asserts that all leaves are close; atol is rtol by default."""
 
     def leaf(x, y):
-        x, y = np.asarray(x), np.asarray(y)
+        x = np.asarray(x)
+        y = np.asarray(y)
         np.testing.assert_allclose(x, y, rtol, rtol if atol is None else atol)
 
     jax.tree.map(leaf, actual, expected)
@@ -21,5 +22,5 @@ def assert_equal(actual, expected):
 
 def largest(tree, other):
     """The largest difference."""
-    apart = jax.tree.map(lambda x, y: np.abs(x * 1.0 - y).max(), tree, other)
-    return float(max(jax.tree.leaves(apart)))
+    differences = jax.tree.map(lambda x, y: np.abs(x * 1.0 - y).max(), tree, other)
+    return float(max(jax.tree.leaves(differences)))

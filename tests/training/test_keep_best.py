@@ -1,7 +1,7 @@
 """--keep best: the model, and the checkpoint, of the best evaluation."""
 
 import pytest
-from lasting import run, signal_at
+from lasting import run, signal_before
 
 from experiments.checkpoint.shards import find_steps
 from experiments.training import export
@@ -15,7 +15,7 @@ WORDS += " --dispatch-steps 2 --checkpoint-every 2"
 def test_the_best_evaluation_is_exported_and_its_checkpoint_kept(tmp_path):
     path, alone = tmp_path / "best.safetensors", tmp_path / "alone.safetensors"
     words = f"{WORDS} --steps 16 --keep best --export {path}"
-    run(words, tmp_path / "out", signal_at(6)).with_code(75)
+    run(words, tmp_path / "out", signal_before(6)).with_code(75)
     ended = run(f"{words} --resume", tmp_path / "out")
     accuracies = {line["step"]: line["test_accuracy"] for line in ended.lines}
     step = max(accuracies, key=accuracies.get)
@@ -34,7 +34,7 @@ def test_no_model_is_written_of_an_evaluation_that_a_stop_makes(tmp_path):
     path = tmp_path / "best.safetensors"
     words = f"{WORDS} --steps 16 --keep best --export {path}"
     words = words.replace("--eval-every 2", "--eval-every 8")
-    first = run(words, tmp_path / "out", signal_at(2))
+    first = run(words, tmp_path / "out", signal_before(2))
     assert first.code == 75 and not path.exists()
     assert first.summary["export"] is None
     assert f"no model was written to {path}" in first.stderr

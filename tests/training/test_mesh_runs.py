@@ -13,8 +13,8 @@ from commands import COMPARE, execute
 from faults import commands
 from jax.sharding import PartitionSpec as P
 from kills import in_training
-from lasting import OURS, assert_near, assert_same_end, refused, run, signal_at
-from small_tasks import SMALL, folder_of, make
+from lasting import OURS, assert_near, assert_same_end, refused, run, signal_before
+from small_tasks import SMALL, make, task_folder
 from tiers import tiers
 from tiny_tasks import shared
 
@@ -223,7 +223,7 @@ def test_an_axis_over_which_nothing_lies_is_said(tmp_path):
 def stopped(tmp_path_factory):
     """The run with a mesh, stopped after seven steps; not to be changed."""
     out = tmp_path_factory.mktemp("stopped") / "out"
-    ended = run(f"{TINY} --mesh fsdp=2", out, signal_at(STOP)).with_code(75)
+    ended = run(f"{TINY} --mesh fsdp=2", out, signal_before(STOP)).with_code(75)
     return ended
 
 
@@ -276,7 +276,7 @@ GPTS = {
 @pytest.mark.parametrize("task", tiers(GPTS, slow=["shakespeare"]))
 def test_a_gpt_trains_over_both_axes_as_on_a_device(task, tmp_path):
     words = f"--task {task} {GPTS[task]} --workers 2 --steps 2 --eval-every 2"
-    words += f" --data-dir {folder_of(task)} --algo diloco --period 2"
+    words += f" --data-dir {task_folder(task)} --algo diloco --period 2"
     both = of_devices(f"{words} --mesh fsdp=2,tensor=2", tmp_path / "both")
     assert_near(both, run(words, tmp_path / "plain"))
     assert both.summary["devices"] == 8 and both.summary["mesh"]["tensor"] == 2

@@ -11,7 +11,7 @@ import pytest
 from commands import COMPARE, PROGRAM, ROOT, TIMEOUT, Run, environment, on_a_terminal
 from hypothesis import given
 from hypothesis import strategies as st
-from lasting import OURS, lines_of, run
+from lasting import OURS, run, untimed_lines
 from tiers import tiers
 
 from experiments import run as command_line
@@ -65,7 +65,7 @@ def whole(tmp_path_factory):
 
 def assert_complete(ended, whole):
     assert ended.code == 0
-    assert lines_of(ended) == lines_of(whole)
+    assert untimed_lines(ended) == untimed_lines(whole)
     assert ended.summary["params_sha256"] == whole.summary["params_sha256"]
 
 

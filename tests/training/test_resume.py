@@ -12,16 +12,16 @@ from lasting import (
     Work,
     assert_near,
     assert_same_end,
-    crash_at,
+    crash_before,
     files,
-    flags_of,
+    format_flags,
     joined,
-    last_part,
+    load_newest,
     run,
-    signal_at,
+    signal_before,
 )
 from owed import parameters
-from small_tasks import folder_of
+from small_tasks import task_folder
 from tiers import tiers
 
 from experiments.api import train
@@ -51,7 +51,7 @@ def whole(tmp_path_factory):
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory):
     """The same, stopped after seven steps; not to be changed."""
-    ended = run(BMUF, tmp_path_factory.mktemp("stopped") / "out", signal_at(STOP))
+    ended = run(BMUF, tmp_path_factory.mktemp("stopped") / "out", signal_before(STOP))
     assert ended.code == 75
     assert find_steps(ended.out / FOLDER) == [7, 6, 3]
     return ended
@@ -77,13 +77,13 @@ def assert_goes_on(out, whole, step=7, command=BMUF):
 
 def assert_resumed_is_whole(command, tmp_path):
     """A run that was stopped after seven steps ends as one that was not."""
-    left = run(command, tmp_path / "stopped", signal_at(STOP)).with_code(75)
+    left = run(command, tmp_path / "stopped", signal_before(STOP)).with_code(75)
     assert_goes_on(left.out, run(command, tmp_path / "whole"), command=command)
 
 
 def by(name):
     """The tiny run by an algorithm."""
-    return f"{TINY} {flags_of(name, parameters(name))}"
+    return f"{TINY} {format_flags(name, parameters(name))}"
 
 
 @pytest.mark.slow
@@ -131,7 +131,7 @@ def test_resumed_run_with_more_to_carry_is_the_uninterrupted_one(tmp_path):
 def test_displacements_of_a_round_that_was_not_measured_are_left_out(tmp_path):
     """Rounds end after steps 3, 6 and 9, of which the first run measures 3 and 9."""
     command, out = f"{TINY} --algo bmuf --period 3 --displacements", tmp_path / "out"
-    assert run(f"{command} --eval-every 5", out, signal_at(STOP)).code == 75
+    assert run(f"{command} --eval-every 5", out, signal_before(STOP)).code == 75
     ended = run(f"{command} --eval-every 8 --resume", out)
     lines = {x["step"]: x["pseudo_gradient"] for x in ended.lines}
     assert [x is None for x in lines.values()] == [False, True, False], lines
@@ -139,7 +139,9 @@ def test_displacements_of_a_round_that_was_not_measured_are_left_out(tmp_path):
 
 @pytest.mark.long
 def test_resumed_run_with_sharded_tables_is_the_uninterrupted_one(tmp_path):
-    command = f"--task embeddings --batch-size 16 --data-dir {folder_of('embeddings')}"
+    command = (
+        f"--task embeddings --batch-size 16 --data-dir {task_folder('embeddings')}"
+    )
     command += " --order 3 --width 4 --tables sharded --negatives 4 --workers 2"
     command += " --algo bmuf --period 4 --steps 9 --eval-every 4 --checkpoint-every 6"
     assert_resumed_is_whole(f"{command} --dispatch-steps 1", tmp_path)
@@ -153,8 +155,8 @@ def test_run_goes_on_with_other_numbers_of_devices(tmp_path):
     command = f"{BMUF} --workers 6 --batch-size 24"
     whole = run(f"{command} --devices 0", tmp_path / "whole")
     out = tmp_path / "out"
-    assert run(f"{command} --backend vmap", out, signal_at(5)).code == 75
-    run(f"{command} --devices 0,1 --resume", out, signal_at(4)).with_code(75)
+    assert run(f"{command} --backend vmap", out, signal_before(5)).code == 75
+    run(f"{command} --devices 0,1 --resume", out, signal_before(4)).with_code(75)
     three = run(f"{command} --backend shard_map --resume", out).with_code(0)
     assert three.summary["resumed_at"] == [4, 7]
     assert three.summary["devices"] == 3
@@ -165,7 +167,7 @@ def test_run_goes_on_with_other_numbers_of_devices(tmp_path):
 def test_processes_take_over_from_each_other(in_two, tmp_path):
     command, out = f"{BMUF} --workers 4", tmp_path / "out"
     alone = f"{command} --devices 0,1"
-    assert run(alone, out, signal_at(5)).code == 75
+    assert run(alone, out, signal_before(5)).code == 75
     (two,) = in_two((Work(f"{command} --resume", str(out), 4),))
     assert (two.code, two.summary["steps"]) == (75, 7), two.stderr
     ended = run(f"{alone} --resume", out)
@@ -202,10 +204,10 @@ def test_new_workers_start_from_the_center(workers, stopped, out):
 def test_schedule_and_bytes_go_on_with_new_workers(tmp_path):
     schedule = "--optimizer sgd --momentum 0.9 --schedule cosine --warmup-steps 3"
     command, out = f"{BMUF} {schedule}", tmp_path / "out"
-    (*_, last) = run(command, out, signal_at(STOP)).lines
+    (*_, last) = run(command, out, signal_before(STOP)).lines
     whole = run(f"{command} --workers 4", tmp_path / "whole")
     ended = run(f"{command} --workers 4 --resume-center", out).with_code(0)
-    counts = {k: x for k, x in last_part(ended).own.items() if k.endswith("count")}
+    counts = {k: x for k, x in load_newest(ended).own.items() if k.endswith("count")}
     assert len(counts) == 1
     assert all((x == 11).all() for x in counts.values())
     sent = {x["step"]: x["bytes_per_worker"] for x in whole.lines}
@@ -221,7 +223,7 @@ def test_new_workers_go_on_after_another_stop(stopped, out, tmp_path):
     copy, four = shutil.copytree(out, tmp_path / "copy"), f"{BMUF} --workers 4"
     whole = run(f"{four} --resume-center", copy)
     assert run_id(whole) != run_id(stopped)  # it is another run
-    assert run(f"{four} --resume-center", out, signal_at(3)).code == 75
+    assert run(f"{four} --resume-center", out, signal_before(3)).code == 75
     assert assert_goes_on(out, whole, 9, four).summary["resumed_at"] == [7, 9]
 
 
@@ -443,7 +445,7 @@ def test_finished_run_that_is_resumed_says_the_same(whole, tmp_path):
 @pytest.mark.slow
 def test_signal_saves_though_no_checkpoint_was_asked(whole, tmp_path):
     command = BMUF.replace("--checkpoint-every 3", "")
-    left = run(command, tmp_path / "out", signal_at(STOP))
+    left = run(command, tmp_path / "out", signal_before(STOP))
     assert left.code == 75
     assert find_steps(left.out / FOLDER) == [7]
     assert "stopped after step 7 of 11: --resume continues" in left.stderr
@@ -455,7 +457,7 @@ def test_signal_saves_though_no_checkpoint_was_asked(whole, tmp_path):
 def test_crash_costs_what_came_after_the_last_checkpoint(whole, tmp_path):
     out = tmp_path / "out"
     with pytest.raises(Crash):
-        run(BMUF, out, crash_at(6))
+        run(BMUF, out, crash_before(6))
     assert not (out / "summary.json").exists()
     lines = (out / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(x)["step"] for x in lines] == [4]
@@ -507,7 +509,7 @@ def test_processes_that_read_parts_of_two_runs_notice(
     stopped, whole, in_two, out, tmp_path
 ):
     """Each one reads its own part alone."""
-    other = run(BMUF, tmp_path / "again", signal_at(STOP))
+    other = run(BMUF, tmp_path / "again", signal_before(STOP))
     (out / FOLDER / ShardName(7, 0, 1).file_name).unlink()
     for number, source in enumerate((stopped, other)):
         split(source, out / FOLDER, number)
@@ -520,7 +522,7 @@ def test_processes_that_read_parts_of_two_runs_notice(
 
 def run_id(ended):
     """The id of a run, as its last checkpoint has it."""
-    return last_part(ended).record["run_id"]
+    return load_newest(ended).record["run_id"]
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ import struct
 from importlib import import_module
 
 import pytest
-from lasting import run, signal_at
+from lasting import run, signal_before
 
 from experiments.api import RunConfig, train
 from experiments.command.errors import BadRequest, Unwritten
@@ -99,7 +99,7 @@ def resumed(name, out):
     """A run that was stopped at its 16th step and went on, with a tracker."""
     needs(name)
     words = f"{WORDS} --dispatch-steps 8 --track {name} --checkpoint-every 8"
-    first = run(words, out, signal_at(3))
+    first = run(words, out, signal_before(3))
     assert first.code == 75 and len(first.lines) == 2, first.stderr
     second = run(f"{words} --resume", out)
     assert second.code == 0 and len(second.lines) == 3, second.stderr

@@ -4,7 +4,7 @@ import re
 
 import jupytext
 import pytest
-from commands import ROOT, printed_by
+from commands import ROOT, run_python
 
 FOLDER = ROOT / "docs" / "notebooks"
 TIMEOUT = 900  # seconds; the longest takes two CPU minutes
@@ -29,7 +29,7 @@ def printed(name, tmp_path):
     """Runs a notebook as a script where the site runs it; returns what it printed."""
     script = tmp_path / "notebook.py"
     script.write_text("\n\n".join([*cells(name), DRAWN]))
-    out, err = printed_by([script], FOLDER, TIMEOUT, MPLBACKEND="agg", DISPLAY=None)
+    out, err = run_python([script], FOLDER, TIMEOUT, MPLBACKEND="agg", DISPLAY=None)
     # Neither warnings nor messages, but for the progress of a study.
     assert not re.sub(r"^(\d+ runs?|run \d+/\d+ .*)\n", "", err, flags=re.M)
     assert str(ROOT) not in out

@@ -17,7 +17,7 @@ import side_by_side
 from commands import ROOT
 from owed import PERIOD, WITH, make, other_value, owed, parameters
 from problems import conformance
-from session import asked, part_with
+from session import asked, split_around
 from tiers import tiers
 
 import syncalgos
@@ -154,7 +154,7 @@ def trained(request, tmp_path_factory):
     def of(name, layout):
         if (name, layout) not in done:
             alike = [x for x in names if LAYOUT[x] == LAYOUT[name]]
-            together = part_with(name, alike, TOGETHER)
+            together = split_around(name, alike, TOGETHER)
             found = train(together, *layout, tmp_path_factory.mktemp("state"))
             done.update({(each, layout): x for each, x in found.items()})
         return done[name, layout]

@@ -11,7 +11,7 @@ import optax
 import pytest
 from owed import PERIOD, WITH, make, other_value, parameters
 from problems import quadratics, relative_error
-from session import asked, part_with
+from session import asked, split_around
 from tiers import tiers
 
 import syncalgos as sa
@@ -212,7 +212,7 @@ def program_of(request):
 
     def of(name):
         if name not in done:
-            together = part_with(name, names, TOGETHER)
+            together = split_around(name, names, TOGETHER)
             done.update(dict.fromkeys(together, Program(together)))
         return done[name]
 

@@ -18,7 +18,7 @@ import side_by_side
 from commands import ROOT
 from own_loop import local_steps
 from problems import SHAPES, flatten
-from session import asked, part_with
+from session import asked, split_around
 from tiers import tiers
 
 import syncalgos
@@ -100,7 +100,7 @@ def trained(*names):
 def test_ours_pass(name, request):
     chosen = asked(request, "name")
     alike = [x for x in chosen if count_workers(x) == count_workers(name)]
-    together = part_with(name, alike, TOGETHER)
+    together = split_around(name, alike, TOGETHER)
     replicas, centers = trained(*together)[name]
     rows, means = iter(replicas), iter(centers.mean(1))
     # The center of fedavg within a round is the engine's.

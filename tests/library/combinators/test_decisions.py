@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 from jax.extend import core
-from lasting import lines_of, run, signal_at
+from lasting import run, signal_before, untimed_lines
 from owed import PERIOD
 from problems.linear import BATCHES, make_params, make_trainer
 
@@ -194,9 +194,9 @@ def test_a_run_counts_its_bytes_as_it_is_decided(whole):
 @pytest.mark.slow
 def test_a_run_that_goes_on_counts_as_if_it_had_not_stopped(whole, tmp_path):
     command = f"{DYNAMIC} --dispatch-steps 1"
-    run(command, tmp_path / "out", signal_at(8, signal.SIGTERM)).with_code(75)
+    run(command, tmp_path / "out", signal_before(8, signal.SIGTERM)).with_code(75)
     ended = run(f"{command} --resume", tmp_path / "out").with_code(0)
     for name in ("bytes_per_worker", "syncs", "decided"):
         assert ended.summary[name] == whole.summary[name]
-    sent = [[x["bytes_per_worker"] for x in lines_of(r)] for r in (ended, whole)]
+    sent = [[x["bytes_per_worker"] for x in untimed_lines(r)] for r in (ended, whole)]
     assert sent[0][-2:] == sent[1][-2:]

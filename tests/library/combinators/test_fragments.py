@@ -3,13 +3,13 @@
 import jax
 import numpy as np
 import pytest
-from reducing import shapes_of
+from reducing import param_shapes
 
 from models import gpt
 from syncalgos import communication, masked, model_averaging, streaming_diloco
 from syncalgos.algorithms import _fragments as fragments
 
-GPT2 = shapes_of(lambda key: gpt.init(key, 50257, 1024, 768, 12))
+GPT2 = param_shapes(lambda key: gpt.init(key, 50257, 1024, 768, 12))
 
 
 def by_kind(params):

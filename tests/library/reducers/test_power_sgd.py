@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from reducing import assert_close, normal_tree, run, shapes_of
+from reducing import assert_close, normal_tree, param_shapes, run
 
 from models import gpt
 from syncalgos import Replica, communication, dion, powersgd
@@ -85,7 +85,7 @@ def sent_of(params, **settings):
 
 
 def test_powersgd_of_rank_2_sends_so_little_of_gpt2_whose_layers_are_stacked():
-    params = shapes_of(lambda key: gpt.init(key, 50257, 1024, 768, 12))
+    params = param_shapes(lambda key: gpt.init(key, 50257, 1024, 768, 12))
     dense = 4 * sum(math.prod(x.shape) for x in jax.tree.leaves(params))
     sent = sent_of(params, layered=gpt.LAYERED)
     assert sent == pytest.approx(0.00397 * dense, rel=2e-3)

@@ -82,12 +82,13 @@ def train(strategy, optimizer, workers=3, at=(4, 8, 12), batches=None, backend="
         syncalgos.stateless(loss), optimizer, strategy, workers=workers, backend=backend
     )
     state = trainer.init(initial_params())
-    centers, replicas = [], []
+    centers = []
+    replicas = []
     for start, stop in zip((0, *at), at, strict=False):
         state, _ = trainer.run(state, (x[start:stop], target[start:stop]))
         centers.append(flatten(trainer.center(state).params))
-        apart = flatten(state.replica.params, lead=2)  # (devices, lanes, size)
-        replicas.append(apart.reshape(workers, -1))
+        lane_params = flatten(state.replica.params, lead=2)  # (devices, lanes, size)
+        replicas.append(lane_params.reshape(workers, -1))
     return Trained(np.array(centers), np.array(replicas))
 
 

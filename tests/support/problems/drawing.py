@@ -12,17 +12,17 @@ from syncalgos import DataParallel, Placement
 def loss(params, buffers, batch, key):
     """With dropout, statistics, a counter and a chain of the worker's own keys."""
     x, target, of_examples = batch
-    own = jax.random.fold_in(buffers["key"], jax.random.bits(key))
-    kept = jax.random.bernoulli(key, 0.8, x.shape)
-    target = target + 0.01 * jax.random.normal(own, target.shape)
+    worker_key = jax.random.fold_in(buffers["key"], jax.random.bits(key))
+    mask = jax.random.bernoulli(key, 0.8, x.shape)
+    target = target + 0.01 * jax.random.normal(worker_key, target.shape)
     target = target + 0.01 * jax.vmap(jax.random.normal)(of_examples)
     buffers = {
         "count": buffers["count"] + len(x),
-        "key": own,
+        "key": worker_key,
         "mean": 0.9 * buffers["mean"] + 0.1 * x.mean(0),
     }
-    metrics = {"kept": kept.sum(), "mean": x.mean(0)}
-    return problems.loss(params, (kept * x / 0.8, target)), (buffers, metrics)
+    metrics = {"kept": mask.sum(), "mean": x.mean(0)}
+    return problems.loss(params, (mask * x / 0.8, target)), (buffers, metrics)
 
 
 def calm_loss(params, buffers, batch, key):

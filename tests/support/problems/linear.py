@@ -36,7 +36,7 @@ def plain_loss(params, batch):
     return jnp.mean((batch["x"] @ params["w"] + params["b"] - batch["y"]) ** 2)
 
 
-def make_trainer(strategy=None, workers=4, backend="auto", loss=None, **rest):
+def make_trainer(strategy=None, workers=4, backend="auto", loss=None, **options):
     strategy = syncalgos.bmuf(3) if strategy is None else strategy
     optimizer = optax.sgd(0.05, momentum=0.9)
     return DataParallel(
@@ -45,7 +45,7 @@ def make_trainer(strategy=None, workers=4, backend="auto", loss=None, **rest):
         strategy,
         workers=workers,
         backend=backend,
-        **placed(rest),
+        **placed(options),
     )
 
 

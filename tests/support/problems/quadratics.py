@@ -68,32 +68,32 @@ class ByHand:
         lr=lambda step: LR,
     ):
         self._steps = self._walk(workers, steps, momentum, combine, lr)
-        self._seen = []
+        self._models = []
 
     def _walk(self, workers, steps, momentum, combine, lr):
         theta = np.tile(START, (workers, 1))
         velocity = np.zeros_like(theta)
         for step in range(steps):
-            apart = theta - MINIMUM[:workers]
-            grads = CURVATURE[:workers] * apart + NOISE[step, :workers]
+            distances = theta - MINIMUM[:workers]
+            grads = CURVATURE[:workers] * distances + NOISE[step, :workers]
             velocity[:] = momentum * velocity + combine(grads, step)
             theta -= lr(step) * velocity
             yield step, theta, velocity
-            self._seen.append(theta.copy())
+            self._models.append(theta.copy())
 
     def __iter__(self):
         return self._steps
 
     def ends(self, period=4):
         """Gives the last step of each period; those between are taken too."""
-        return (now for now in self if (now[0] + 1) % period == 0)
+        return (local_step for local_step in self if (local_step[0] + 1) % period == 0)
 
     @property
     def replicas(self):
         """The models that all steps leave, (steps, workers, SIZE)."""
         for _ in self:
             pass
-        return np.array(self._seen)
+        return np.array(self._models)
 
 
 class Trained(NamedTuple):
@@ -121,8 +121,8 @@ def program(strategy, optimizer=SGD, axis: Any = WORKERS):
         axis: a name or two.
     """
 
-    def worker(own):
-        params, curvature, minimum, noise = own
+    def worker(worker_inputs):
+        params, curvature, minimum, noise = worker_inputs
 
         def gradient(params, noise):
             def leaf(h, x, b, n):
@@ -150,13 +150,13 @@ def of_workers(
     dtype: Any = float,
 ):
     """Each worker's params, curvature, minimum and noise, laid over the axis."""
-    own = (
+    arrays = (
         np.broadcast_to(start, (workers, SIZE)),
         CURVATURE[:workers],
         MINIMUM[:workers],
         np.moveaxis(noise[:steps, :workers], 1, 0),  # (workers, steps, SIZE)
     )
-    placed = [x.reshape(*_shape(workers, axis), *x.shape[1:]) for x in own]
+    placed = [x.reshape(*_shape(workers, axis), *x.shape[1:]) for x in arrays]
     return jax.tree.map(lambda x: jnp.asarray(x, dtype), [*map(unflatten, placed)])
 
 
@@ -189,11 +189,11 @@ def train(
         dtype: of params.
     """
     alone = {"": (strategy, SGD if optimizer is None else optimizer)}
-    own = of_workers(workers, steps, axis, start, noise, dtype)
-    return train_all(alone, own, axis)[""]
+    worker_inputs = of_workers(workers, steps, axis, start, noise, dtype)
+    return train_all(alone, worker_inputs, axis)[""]
 
 
-def train_all(pairs, own, axis: Any = WORKERS):
+def train_all(pairs, worker_inputs, axis: Any = WORKERS):
     """Trains with each of {name: (strategy, inner optimizer)}, in one program.
 
     Args:
@@ -202,14 +202,18 @@ def train_all(pairs, own, axis: Any = WORKERS):
         axis: a name or two.
     """
     programs = {name: program(*pair, axis) for name, pair in pairs.items()}
-    compiled = jax.jit(lambda own: {name: run(own) for name, run in programs.items()})
+    compiled = jax.jit(
+        lambda worker_inputs: {
+            name: run(worker_inputs) for name, run in programs.items()
+        }
+    )
     lead = 1 if isinstance(axis, str) else len(axis)
 
     def by_step(x):  # (*shape, steps, …) -> (steps, workers, …)
         return np.moveaxis(np.reshape(x, (-1, *x.shape[lead:])), 1, 0)
 
-    found = jax.tree.map(by_step, compiled(own))
-    return {name: _trained(*pair) for name, pair in found.items()}
+    results = jax.tree.map(by_step, compiled(worker_inputs))
+    return {name: _trained(*pair) for name, pair in results.items()}
 
 
 def _trained(replica, center):

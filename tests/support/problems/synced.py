@@ -24,7 +24,8 @@ class Filtered(Mean):
     """BMUF of block momentum 0.8 and block rate 0.7."""
 
     def __init__(self, start):
-        self.center, self.velocity = start, np.zeros(SIZE)
+        self.center = start
+        self.velocity = np.zeros(SIZE)
 
     def __call__(self, mean):
         self.velocity = 0.8 * self.velocity + 0.7 * (mean - self.center)
@@ -116,24 +117,38 @@ class Synced:
         decay=None,
         steps=STEPS,
     ):
-        self.ends, self.block, self.mask = ends, block(START), mask
-        self.weights, self.stale = weights, stale
-        self.delay, self.alpha, self.add = delay, alpha, add
-        self.moments, self.behind = moments, behind
-        self.start, self.common = np.tile(START, (4, 1)), START
-        self.center, self.on_the_way = self.block.center, {}
-        own = ByHand(steps=steps, momentum=momentum, combine=combine)
-        held, done, average, self.centers = self.start.copy(), 0, START, []
-        for step, theta, momenta in own:
-            rests = np.broadcast_to(done >= np.asarray(quotas), 4)
-            theta[rests] = held[rests]
+        self.ends = ends
+        self.block = block(START)
+        self.mask = mask
+        self.weights = weights
+        self.stale = stale
+        self.delay = delay
+        self.alpha = alpha
+        self.add = add
+        self.moments = moments
+        self.behind = behind
+        self.start = np.tile(START, (4, 1))
+        self.common = START
+        self.center = self.block.center
+        self.on_the_way = {}
+        by_hand = ByHand(steps=steps, momentum=momentum, combine=combine)
+        old_theta = self.start.copy()
+        steps_done = 0
+        average = START
+        self.centers = []
+        for step, theta, momenta in by_hand:
+            rests = np.broadcast_to(steps_done >= np.asarray(quotas), 4)
+            theta[rests] = old_theta[rests]
             # What arrives does so before the next is sent.
             for act in self._acts(step):
                 act(step, theta, momenta)
             if step < begins:
-                self.block, self.start = block(theta.mean(0)), theta.copy()
-                self.common, self.center = theta.mean(0), self.block.center
-            held, done = theta.copy(), 0 if self._lands(step) else done + 1
+                self.block = block(theta.mean(0))
+                self.start = theta.copy()
+                self.common = theta.mean(0)
+                self.center = self.block.center
+            old_theta = theta.copy()
+            steps_done = 0 if self._lands(step) else steps_done + 1
             center = theta.mean(0)
             if self.center is not None:
                 center = np.where(mask, self.center, center)
@@ -141,13 +156,14 @@ class Synced:
                 mean = self._shares_in(step, np.asarray(quotas)) @ theta
                 center = average = average + (1 - decay) * (mean - average)
             self.centers.append(center)
-        self.replicas, self.centers = own.replicas, np.array(self.centers)
+        self.replicas = by_hand.replicas
+        self.centers = np.array(self.centers)
 
     def _shares_in(self, step, quotas):
         """The workers' shares in the round of a step."""
         shares = np.ones(4)
-        last = next((s for s in range(step, 99) if self.ends(s)), None)
-        of_round = alike(step) if last is None else self.weights(last)
+        end_step = next((s for s in range(step, 99) if self.ends(s)), None)
+        of_round = alike(step) if end_step is None else self.weights(end_step)
         for weights in (quotas > 0, of_round):
             shares = shares * weights if (shares * weights).any() else shares
         return shares / shares.sum()
@@ -161,28 +177,29 @@ class Synced:
         return arrives + sends if self.delay else sends + arrives
 
     def _send(self, step, theta, momenta):
-        weights, result = self.weights(step), theta.copy()
+        weights = self.weights(step)
+        result = theta.copy()
         if weights.any():
             shares = weights / weights.sum()
             moved = shares @ (theta - self.start)
             self.common = self.block(self.common + moved)
-            here = self._reached(weights)
-            result[here] = self.start[here] = self.common
+            reached = self._reached(weights)
+            result[reached] = self.start[reached] = self.common
             if not self.behind:
-                momenta[here] = self.moments(momenta, shares)[here]
+                momenta[reached] = self.moments(momenta, shares)[reached]
         self.on_the_way[step] = result, theta.copy(), self.block.center
 
     def _receive(self, step, theta, momenta):
-        result, before, self.center = self.on_the_way.pop(step - self.delay)
-        here = self._reached(self.weights(step - self.delay))
-        kept = self.alpha
+        result, sent_theta, self.center = self.on_the_way.pop(step - self.delay)
+        reached = self._reached(self.weights(step - self.delay))
+        alpha = self.alpha
         if self.add:
-            arrived = theta + (1 - kept) * (result - before)
+            arrived = theta + (1 - alpha) * (result - sent_theta)
         else:
-            arrived = (1 - kept) * result + kept * theta
-        theta[np.ix_(here, self.mask)] = arrived[np.ix_(here, self.mask)]
+            arrived = (1 - alpha) * result + alpha * theta
+        theta[np.ix_(reached, self.mask)] = arrived[np.ix_(reached, self.mask)]
         if self.behind:
-            momenta[here] = self.moments(momenta, np.ones(4) / 4)[here]
+            momenta[reached] = self.moments(momenta, np.ones(4) / 4)[reached]
 
     def _reached(self, weights):
         """The workers that a sync's result reaches."""
@@ -191,13 +208,13 @@ class Synced:
 
 def reduced(weights=alike, mask=ALL, delay=0, ends=lambda step: True):
     """Makes a `combine`: gradients are averaged, and used so many steps later."""
-    sent = []
+    sent_grads = []
 
     def combine(grads, step):
         total = weights(step).sum()
         mean = weights(step) @ grads / total if total else np.zeros(SIZE)
-        sent.append(mean if ends(step) else grads)
-        late = sent[step - delay] if step >= delay else np.zeros(SIZE)
+        sent_grads.append(mean if ends(step) else grads)
+        late = sent_grads[step - delay] if step >= delay else np.zeros(SIZE)
         return np.where(mask, late, grads)
 
     return combine

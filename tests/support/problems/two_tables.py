@@ -8,11 +8,17 @@ from placed import placed
 import syncalgos
 from syncalgos import bmuf, chain, every, lookup, model_averaging, reset
 
-ROWS, BATCH, STEPS, PERIOD, LR, MOMENTUM = 12, 24, 6, 2, 0.2, 0.9
+ROWS = 12
+BATCH = 24
+STEPS = 6
+PERIOD = 2
+LR = 0.2
+MOMENTUM = 0.9
 RNG = np.random.default_rng(0)
-FIRST, SECOND = RNG.integers(0, ROWS, size=(2, STEPS, BATCH))
-SECOND[:, 0] = FIRST[:, 1] = FIRST[:, 0]  # rows that are asked for more than once
-BATCHES = FIRST, SECOND, RNG.normal(size=(STEPS, BATCH))
+FIRST_ROWS, SECOND_ROWS = RNG.integers(0, ROWS, size=(2, STEPS, BATCH))
+# Rows that are asked for more than once.
+SECOND_ROWS[:, 0] = FIRST_ROWS[:, 1] = FIRST_ROWS[:, 0]
+BATCHES = FIRST_ROWS, SECOND_ROWS, RNG.normal(size=(STEPS, BATCH))
 START = {
     "rest": {"bias": np.zeros(()), "kernel": RNG.normal(size=3)},
     "scale": RNG.normal(size=ROWS),
@@ -21,14 +27,14 @@ START = {
 TABLES = {"rest": False, "scale": True, "words": True}
 
 
-def loss_with(look):
+def make_loss(look):
     """One table is looked up twice, and two tables by the same numbers."""
 
     def loss(params, batch):
-        first, second, target = batch
-        pair = look(params["words"], first) * look(params["words"], second)
+        first_rows, second_rows, target = batch
+        pair = look(params["words"], first_rows) * look(params["words"], second_rows)
         output = pair @ params["rest"]["kernel"] + params["rest"]["bias"]
-        return jnp.mean((output + look(params["scale"], first) - target) ** 2) / 2
+        return jnp.mean((output + look(params["scale"], first_rows) - target) ** 2) / 2
 
     return syncalgos.stateless(loss)
 
@@ -40,8 +46,8 @@ STRATEGIES = {
 }
 
 
-def make(strategy, workers=4, backend="vmap", look=lookup, tables=TABLES, **rest):
+def make(strategy, workers=4, backend="vmap", look=lookup, tables=TABLES, **options):
     return syncalgos.DataParallel(
-        *(loss_with(look), rest.pop("optimizer", OPTIMIZER), strategy),
-        **placed({"workers": workers, "backend": backend, "tables": tables, **rest}),
+        *(make_loss(look), options.pop("optimizer", OPTIMIZER), strategy),
+        **placed({"workers": workers, "backend": backend, "tables": tables, **options}),
     )
