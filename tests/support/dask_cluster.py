@@ -51,7 +51,7 @@ class DaskCluster:
         self.commands = []
         self._nodes = []
         self._flags = flags
-        self._given = environ
+        self._run_variables = environ
         self._environ = {TAG: self.tag, "PYTHONPATH": OURS, **environ}
         self.file = folder / "scheduler.json"
 
@@ -87,7 +87,7 @@ class DaskCluster:
     def study(self, words, out, program=COMPARE, **environ):
         """Starts `experiments.compare WORDS --scheduler ADDRESS`."""
         words = f"{words} --scheduler {self.address}"
-        variables = {**self._given, **environ}
+        variables = {**self._run_variables, **environ}
         number = len(self.commands)
         self.commands.append(
             Command(words, out, self.tag, number, 1, variables, program)

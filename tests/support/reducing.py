@@ -96,8 +96,13 @@ def side_by_side(several):
     """A reducer that does what each of several does: compiled once for all."""
 
     def combine(updates, state, step):
-        results = {n: r.combine(updates, state[n], step) for n, r in several.items()}
-        return tuple({n: parts[i] for n, parts in results.items()} for i in range(3))
+        combined = {}
+        decoded = {}
+        new_state = {}
+        for name, reducer in several.items():
+            result = reducer.combine(updates, state[name], step)
+            combined[name], decoded[name], new_state[name] = result
+        return combined, decoded, new_state
 
     def init(params):
         return {n: r.init(params) for n, r in several.items()}

@@ -37,10 +37,8 @@ PICTURES_28 = {"x": Leaf("uint8", (28, 28), 256), "y": Leaf("int32", (), 10)}
 PICTURES_32 = {"x": Leaf("uint8", (32, 32, 3), 256), "y": Leaf("int32", (), 10)}
 NUMBERED = {"number": Leaf("int32", (), 4096)}
 FILES = {
-    **{
-        name: tuple(file.path for file in formats.IDX_FILES[name])
-        for name in formats.IDX_FILES
-    },
+    "mnist": tuple(file.path for file in formats.IDX_FILES["mnist"]),
+    "fashion-mnist": tuple(file.path for file in formats.IDX_FILES["fashion-mnist"]),
     "plays": (tokens.SHAKESPEARE.path,),
     "speech": (formats.TAR_GZ.path,),
     "cifar": (formats.CIFAR.path,),

@@ -153,13 +153,13 @@ class Synced:
             if self.center is not None:
                 center = np.where(mask, self.center, center)
             if decay is not None:
-                mean = self._shares_in(step, np.asarray(quotas)) @ theta
+                mean = self._round_shares(step, np.asarray(quotas)) @ theta
                 center = average = average + (1 - decay) * (mean - average)
             self.centers.append(center)
         self.replicas = by_hand.replicas
         self.centers = np.array(self.centers)
 
-    def _shares_in(self, step, quotas):
+    def _round_shares(self, step, quotas):
         """The workers' shares in the round of a step."""
         shares = np.ones(4)
         end_step = next((s for s in range(step, 99) if self.ends(s)), None)
