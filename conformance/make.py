@@ -76,8 +76,12 @@ def case(name: str) -> Case:
 @contextmanager
 def recorded() -> Iterator[tuple[list[np.ndarray], dict[tuple, Any], list[Any]]]:
     """Yields what recurrences take meanwhile: gradients, draws by numbers, leaves."""
-    gradients, draws, cut, folded = [], {}, [], {}
-    plain, unflatten = recurrences.worker_gradient, recurrences.unflatten
+    gradients = []
+    draws = {}
+    cut = []
+    folded = {}
+    plain = recurrences.worker_gradient
+    unflatten = recurrences.unflatten
 
     def gradient(*args):
         gradients.append(np.round(plain(*args), 5))
@@ -118,7 +122,8 @@ def recorded() -> Iterator[tuple[list[np.ndarray], dict[tuple, Any], list[Any]]]
 
 def vectors(name: str) -> dict[str, Any]:
     """Returns what a file holds, as docs/conformance.md describes it."""
-    of, algorithm = case(name), name.partition(".")[0]
+    of = case(name)
+    algorithm = name.partition(".")[0]
     factory = syncalgos.ALGORITHMS[algorithm]
     with jax.enable_x64(True), recorded() as (gradients, draws, cut):
         path = of.recurrence(of.workers, **of.settings, **of.departures)
@@ -126,7 +131,8 @@ def vectors(name: str) -> dict[str, Any]:
     if name == "noloco":
         table = noloco.matchings(WORKERS, of.settings["seed"])
         draws = {at: list(table[index]) for at, index in draws.items()}
-    doc, module = parsed(factory), import_module(f"recurrences.{algorithm}")
+    doc = parsed(factory)
+    module = import_module(f"recurrences.{algorithm}")
     given = inspect.signature(of.recurrence).parameters
     values = {x: p.default for x, p in given.items()} | of.settings
     made = {

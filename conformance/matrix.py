@@ -48,7 +48,8 @@ ENVIRONMENTS = {
     ),
 }
 ADAPTERS = [name for names in ENVIRONMENTS.values() for name in names]
-BEGIN, END = "<!-- matrix -->\n", "<!-- end -->"
+BEGIN = "<!-- matrix -->\n"
+END = "<!-- end -->"
 SHOWN_SYNCS = 3
 
 
@@ -266,7 +267,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         choices = ", ".join(ADAPTERS)
         parser.error(f"no adapter {', '.join(unknown)}: choose from {choices}")
     names = [*options.names, *ENVIRONMENTS.get(options.environment, ())]
-    changes, absent = [], []
+    changes = []
+    absent = []
     for name in names or ADAPTERS:
         project, reason = load_project(name)
         if project is None:

@@ -30,6 +30,7 @@ _PLACES |= {"RunConfig": "training.config"}
 
 def __getattr__(name: str) -> Any:
     """Imports a name at its first use, so that refusing a flag does not import jax."""
-    if (place := _PLACES.get(name)) is None:
+    place = _PLACES.get(name)
+    if place is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{place}"), name)

@@ -131,7 +131,8 @@ def train(
         tracked.finish(summary.to_json())
     center = jax.tree.map(on_host, outcome.center)
     result = Trained(summary.to_json(), outcome.progress.lines, center)
-    if missing := [*missing, *tracked.failed]:
+    missing = [*missing, *tracked.failed]
+    if missing:
         raise Unwritten("; ".join(missing), result)
     return result
 
@@ -313,7 +314,8 @@ def _find_import(x: Any) -> str:
     """Returns the name by which any process can import a factory; "" if none can."""
     if not callable(x):
         return ""
-    module, name = getattr(x, "__module__", ""), getattr(x, "__name__", "")
+    module = getattr(x, "__module__", "")
+    name = getattr(x, "__name__", "")
     is_there = getattr(sys.modules.get(module), name, None) is x
     return f"{module}:{name}" if is_there and module != "__main__" else ""
 

@@ -63,7 +63,8 @@ def read(path: Path, *keys: str, beside: Iterable[Path] = ()) -> dict[str, Any]:
         OSError: a file cannot be read.
     """
     [content] = _objects(path, lambda text: [text])
-    if missing := [key for key in keys if key not in content]:
+    missing = [key for key in keys if key not in content]
+    if missing:
         raise Damaged(path, f"it has no {missing[0]!r}")
     check_seal(path, content, *[_bytes(x) for x in beside])
     return content
@@ -220,7 +221,8 @@ def replacing(path: Path, stem: str = "") -> Iterator[BinaryIO]:
                 unfinished.unlink(missing_ok=True)
     except OSError as error:
         if error.errno is not None:  # the text of others has no place for it
-            error.filename, error.filename2 = str(path), None
+            error.filename = str(path)
+            error.filename2 = None
         raise
     sync_folder(path.parent)
 

@@ -100,7 +100,8 @@ def _show_finished(summary: Summary, run: Run, out: Path) -> int:
     if not run.group.is_first:
         return stopping.DONE
     show_summary(summary, out)
-    path, earlier_path = run.config.export, Path(summary.export or "").absolute()
+    path = run.config.export
+    earlier_path = Path(summary.export or "").absolute()
     if path and not (path.absolute() == earlier_path and path.exists()):
         terminal.say(f"no model was written to {path}: no checkpoint holds it")
         return stopping.FAILED
@@ -156,7 +157,10 @@ class Folder:
     def __init__(
         self, run: Run, path: Path | None, started: float, saver: Saver | None = None
     ):
-        self.run, self.path, self.saver, self._started = run, path, saver, started
+        self.run = run
+        self.path = path
+        self.saver = saver
+        self._started = started
         self.progress = saver.progress if saver else Progress()
         self.tracked = Tracking(())
         # Only the first process writes.
@@ -181,7 +185,8 @@ class Folder:
         Raises:
             OSError: it cannot be written.
         """
-        run, out = self.run, self._own
+        run = self.run
+        out = self._own
         if out is None:
             return
         config = {
@@ -197,7 +202,8 @@ class Folder:
 
     def track(self, trackers: Iterable[Tracker] = ()) -> Tracking:
         """Starts the trackers of the run, which follow the first process."""
-        run, c = self.run, self.run.config
+        run = self.run
+        c = self.run.config
         if run.group.is_first:
             self.tracked = Tracking(c.track, trackers)
         settings = {name: getattr(c, name) for name in SETTINGS}
@@ -231,7 +237,9 @@ class Folder:
         Returns:
             The outcome. The state of the run cannot be used afterwards.
         """
-        run, progress, c = self.run, self.progress, self.run.config
+        run = self.run
+        progress = self.progress
+        c = self.run.config
 
         def stepped() -> None:
             has_trained()
@@ -258,7 +266,8 @@ class Folder:
         lines = self.progress.lines
         if self._metrics is not None:
             self._metrics.add(lines)
-        if why := self._export.add(center, lines):
+        why = self._export.add(center, lines)
+        if why:
             terminal.say(why)
         self.tracked.log(lines[-1])
 
@@ -278,7 +287,9 @@ class Folder:
             The summary with the exported file and the seconds, and a line for each
             output that is missing.
         """
-        run, out, path = self.run, self.path, self.run.config.export
+        run = self.run
+        out = self.path
+        path = self.run.config.export
         if out is None:
             return summary, []
         missing = remarks.unsaved(run.config.checkpoints, outcome)

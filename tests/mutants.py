@@ -50,7 +50,8 @@ class Mutant(NamedTuple):
 
     def applied(self, text: str) -> str:
         """The file's text with the mistake; raises a ValueError if it has no place."""
-        if (count := text.count(self.before)) != 1:
+        count = text.count(self.before)
+        if count != 1:
             raise ValueError(f"{self.file} has {self.before!r} {count} times, not once")
         return text.replace(self.before, self.after)
 
@@ -77,7 +78,8 @@ def importers(file: str) -> list[str]:
         of = rf"from syncalgos[\w.]* {listed}|\b(sa|syncalgos|reducers|collectives)\."
         by_name += rf"|({of})({public})\b"
     texts = {x: x.read_text("utf-8") for x in (ROOT / "tests").rglob("*.py")}
-    found, before = {x for x, text in texts.items() if re.search(by_name, text)}, None
+    found = {x for x, text in texts.items() if re.search(by_name, text)}
+    before = None
     while found != before:
         before = found
         shared = [x for x in found if not x.stem.startswith("test_")]
@@ -95,7 +97,8 @@ def stages(mutant: Mutant, tests: Sequence[str]) -> Iterator[Sequence[str]]:
     """The arguments of pytest for a mutant; `tests` are those of all algorithms."""
     yield mutant.tests
     own = Path(mutant.file).stem
-    if name := mutant.algorithm or (own if own in algorithms() else ""):
+    name = mutant.algorithm or (own if own in algorithms() else "")
+    if name:
         others = [x for x in algorithms() if x.endswith(name) and x != name]
         chosen = " and not ".join(f"{x}-" for x in (name, *others))
         yield [f"{OF_ALGORITHMS}/test_recurrences.py", "-k", chosen]
@@ -151,7 +154,8 @@ def copied(folder: Path) -> Path:
 
 def tried(chosen: Sequence[Mutant], folder: Path) -> list[bool]:
     """Whether mutants are caught, one after the other in a copy of the project."""
-    copy, found = copied(folder), []
+    copy = copied(folder)
+    found = []
     listed = pytest(copy, "--collect-only", OF_ALGORITHMS).stdout
     tests = [line for line in listed.splitlines() if "::" in line]
     for mutant in chosen:
@@ -173,7 +177,8 @@ def main() -> int:
     if options.list:
         print("\n".join(f"{x.file}: {x.equivalent or x.reason}" for x in chosen))
         return 0
-    counted, jobs = [x for x in chosen if not x.equivalent], range(options.jobs)
+    counted = [x for x in chosen if not x.equivalent]
+    jobs = range(options.jobs)
     with tempfile.TemporaryDirectory() as copies, ThreadPoolExecutor() as pool:
         shares = [counted[job :: options.jobs] for job in jobs]
         folders = [Path(copies, str(job)) for job in jobs]

@@ -102,7 +102,8 @@ def run_rounds(classes, vectors: Vectors, make_options=None, prepare=None):
         prepare: called with each client before the first round.
     """
     client_class, server_class = classes
-    settings, workers = read_settings(vectors), range(vectors["workers"])
+    settings = read_settings(vectors)
+    workers = range(vectors["workers"])
     server = server_class(Model(vectors), None, [], weighted=False)
     clients = []
     for worker in workers:
@@ -113,7 +114,8 @@ def run_rounds(classes, vectors: Vectors, make_options=None, prepare=None):
     server.clients = clients
     server.n_clients = len(clients)
     gradients = [list_gradients(vectors, worker) for worker in workers]
-    steps, period = len(vectors["steps"]), settings["period"]
+    steps = len(vectors["steps"])
+    period = settings["period"]
     for start in range(0, steps, period):
         server.broadcast_model(clients)
         for client, rows in zip(clients, gradients, strict=True):

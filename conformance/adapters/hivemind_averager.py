@@ -19,7 +19,8 @@ from conformance.adapters.torch_models import (
 
 
 def train(worker: int, vectors: Vectors, port: int):
-    workers, period = vectors["workers"], read_settings(vectors)["period"]
+    workers = vectors["workers"]
+    period = read_settings(vectors)["period"]
     model = Model(vectors)
     optimizer = make_sgd(model.parameters(), vectors)
     store = dist.TCPStore("localhost", port, is_master=worker == 0)

@@ -22,7 +22,8 @@ def find_rate(vectors: Vectors, step: int) -> float:
 
 def split_leaves(vectors: Vectors, vector: np.ndarray) -> dict[str, np.ndarray]:
     """Returns the leaves of a vector, views of it, by name."""
-    leaves, start = {}, 0
+    leaves = {}
+    start = 0
     for name, shape in vectors["leaves"].items():
         size = int(np.prod(shape))
         leaves[name] = vector[start : start + size].reshape(shape)

@@ -67,7 +67,8 @@ def run_all(call: Callable[[int, Connection], None], workers: int) -> list[Any]:
     waiting: dict[Any, int] = {
         receiver: worker for worker, (receiver, _) in enumerate(pipes)
     }
-    results, error = {}, ""
+    results = {}
+    error = ""
     try:
         while waiting and not error:
             ready: list[Any] = wait(list(waiting), TIMEOUT)
@@ -101,7 +102,8 @@ def call_worker(
     is_traced = TRACE in os.environ
     if not is_traced:
         silence()
-    result, error = None, ""
+    result = None
+    error = ""
     try:
         import torch
         import torch.distributed as dist

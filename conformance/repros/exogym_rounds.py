@@ -36,7 +36,8 @@ syncs = []
 strategy = FedAvgStrategy(optim_spec=SGD, H=4)
 model = make(strategy)
 strategy.communication_modules[0].communicate = lambda *args: syncs.append(1)
-lengths, since = [], 0
+lengths = []
+since = 0
 for _ in range(13):
     take_steps(strategy, model, 1)
     since += 1

@@ -18,7 +18,8 @@ from flwr.common import (
 )
 from flwr.server.strategy import FedAdagrad, FedAdam, FedYogi
 
-MOVE, TAU = 0.5, 0.1
+MOVE = 0.5
+TAU = 0.1
 
 
 def take_round(strategy, **options):

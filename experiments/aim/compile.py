@@ -62,7 +62,8 @@ def compiled(config: RunConfig, target: Target) -> dict[str, Any]:
 
 def _data(parts: Plan) -> Data:
     """Returns the task's data, which is read only if its shapes are not declared."""
-    c, blank = parts.config, parts.task.blank
+    c = parts.config
+    blank = parts.task.blank
     if blank is not None and c.validation is None:
         return blank()
     return feeding.load(parts.task.load, c.task, c.validation)
@@ -96,7 +97,8 @@ def _lower(parts: Plan, data: Data) -> Lowered:
 
 def _fed(config: Settings, data: Data) -> tuple[Any, Any]:
     """Returns the shapes of batches, and of resident data on the devices or None."""
-    lead, train = (steps_of(config), config.batch_size), data.train
+    lead = (steps_of(config), config.batch_size)
+    train = data.train
     # An entry of a one-dimensional array is a NumPy scalar, which has both, too.
     one = {k: x[0] for k, x in train.items()} if isinstance(train, dict) else train[0]
 
@@ -112,8 +114,11 @@ def _fed(config: Settings, data: Data) -> tuple[Any, Any]:
 
 def _facts(parts: Plan, lowered: Lowered, target: Target) -> dict[str, Any]:
     """Returns the facts that are known before the target's compiler runs."""
-    c, layout, state = parts.config, parts.trainer.layout, lowered.state
-    found, steps = flops(lowered.jaxpr), steps_of(c)
+    c = parts.config
+    layout = parts.trainer.layout
+    state = lowered.state
+    found = flops(lowered.jaxpr)
+    steps = steps_of(c)
     each = steps * layout.devices_each
     # Only syncs have branches: the larger branches add the operations of syncs.
     of_syncs = found.most - found.least
@@ -173,7 +178,8 @@ def _sent(parts: Plan, state: TrainState) -> dict[str, Any]:
 
 def _compile(parts: Plan, lowered: Lowered) -> dict[str, Any]:
     """Calls the target's compiler, and returns the findings in its program."""
-    start, layout = time.perf_counter(), parts.trainer.layout
+    start = time.perf_counter()
+    layout = parts.trainer.layout
     try:
         program, text = program_of(lowered.program)
     except jax.errors.JaxRuntimeError as error:
@@ -183,7 +189,8 @@ def _compile(parts: Plan, lowered: Lowered) -> dict[str, Any]:
             "needed": memory_needed(error),
             "traffic": None,
         }
-    seconds, found = time.perf_counter() - start, program.memory_analysis()
+    seconds = time.perf_counter() - start
+    found = program.memory_analysis()
     if found is not None:
         found = {k: getattr(found, f"{x}_size_in_bytes") for k, x in MEMORY.items()}
     return {
@@ -255,12 +262,15 @@ def flops(jaxpr: Any) -> Flops:
 
 def _of_equation(equation: Any) -> Flops:
     """Counts one equation, with what it calls."""
-    name, params = equation.primitive.name, equation.params
-    if count := _PRODUCTS.get(name):
+    name = equation.primitive.name
+    params = equation.params
+    count = _PRODUCTS.get(name)
+    if count:
         operations = count(equation)
         return Flops(operations, operations)
     inner = [flops(x) for x in core.jaxprs_in_params(params)]
-    least, most = [x.least for x in inner], [x.most for x in inner]
+    least = [x.least for x in inner]
+    most = [x.most for x in inner]
     if name == "cond":
         return Flops(min(least), max(most))
     times = params.get("length", 1) if name == "scan" else 1
@@ -276,7 +286,8 @@ def _of_dot(equation: Any) -> float:
 
 def _of_convolution(equation: Any) -> float:
     """Returns twice the entries of the result times the kernel's for one feature."""
-    kernel, numbers = equation.invars[1].aval.shape, equation.params
+    kernel = equation.invars[1].aval.shape
+    numbers = equation.params
     features = kernel[numbers["dimension_numbers"].rhs_spec[0]]
     # The kernel's inputs are already per group. The strides of a gradient put zeros
     # between the entries, which are not counted.

@@ -110,10 +110,13 @@ class Module(NamedTuple):
 def parse(text: str) -> Module:
     """Returns the computations of an HLO text."""
     computations: dict[str, list[Instruction]] = {}
-    entry, here, lines = "", [], text.splitlines()
+    entry = ""
+    here = []
+    lines = text.splitlines()
     counts = re.findall(r"(?:num_partitions|replica_count)=(\d+)", "".join(lines[:1]))
     for line in lines:
-        if found := _LINE.match(line):
+        found = _LINE.match(line)
+        if found:
             here.append(Instruction(*found.groups()))
         elif head := _HEAD.match(line):
             here = computations[head[2]] = []
@@ -148,16 +151,20 @@ def groups(rest: str, devices: int) -> list[list[int]]:
     lists = r"(?:source_target_pairs|replica_groups)=\{(\{.*?\})\}"
     mesh = r"replica_groups=mesh\[(.*?)\] \{(.*?)\}"
     iota = r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?"
-    if named := re.search(lists, rest):
+    named = re.search(lists, rest)
+    if named:
         return [_numbers(x) for x in re.findall(r"\{([\d,]+)\}", named[1])]
-    if named := re.search(mesh, rest):  # such as mesh['x'=2,'y'=4] {'y'}
+    named = re.search(mesh, rest)
+    if named:  # such as mesh['x'=2,'y'=4] {'y'}
         sizes = {name: int(n) for name, n in re.findall(r"'(\w+)'=(\d+)", named[1])}
-        shape, names = [*sizes.values()], [*sizes]
+        shape = [*sizes.values()]
+        names = [*sizes]
         last = [names.index(x) for x in re.findall(r"'(\w+)'", named[2])]
         order = [i for i in range(len(names)) if i not in last] + last
         length = math.prod(shape[i] for i in last)
     elif named := re.search(iota, rest):  # such as [4,2]<=[2,4]T(1,0)
-        shape, length = _numbers(named[2]), _numbers(named[1])[-1]
+        shape = _numbers(named[2])
+        length = _numbers(named[1])[-1]
         order = _numbers(named[3]) if named[3] else range(len(shape))
     else:
         return [[*range(devices)]]
@@ -198,7 +205,8 @@ def trips(loop: Instruction, module: Module) -> int:
 
     A loop counts from 0, as those of `lax.scan` do, and as XLA makes them.
     """
-    if known := re.search(r'"known_trip_count":\{"n":"(\d+)"\}', loop.rest):
+    known = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', loop.rest)
+    if known:
         return int(known[1])
     # TPU programs do not have it: there the condition compares with a constant.
     lines = module.reached(name for key, name in loop.called if key == "condition")
@@ -276,7 +284,8 @@ def read(text: str) -> list[Collective]:
     @functools.cache
     def found(name: str) -> list[Collective]:
         """Returns the collectives of a computation and of those that it calls."""
-        lines, own = module.computations.get(name, []), _sent(name, module)
+        lines = module.computations.get(name, [])
+        own = _sent(name, module)
         collectives = []
         for number, line in enumerate(lines):
             if number in own:
@@ -325,7 +334,8 @@ def _sent(name: str, module: Module) -> dict[int, Collective]:
         slices = line.opcode == "send" and "_xla_megascale_transfer_type" in line.rest
         if slices:
             transfer = line.attribute("_xla_megascale_transfer_type") or ""
-            kind, sharing = SLICE_KINDS.get(transfer), slice_groups(line.rest)
+            kind = SLICE_KINDS.get(transfer)
+            sharing = slice_groups(line.rest)
             if kind is None:
                 raise ValueError(f"HLO: unknown transfer between slices {transfer!r}")
         elif kind := KINDS.get(line.opcode.removesuffix("-start")):
@@ -357,11 +367,13 @@ def _works_until_done(lines: list[Instruction], place: int) -> bool:
     is_start = start.opcode.endswith("-start") or start.opcode == "send"
     if not is_start or '"is_sync":true' in start.rest:
         return False
-    done, names = start.opcode.removesuffix("-start") + "-done", {start.name}
+    done = start.opcode.removesuffix("-start") + "-done"
+    names = {start.name}
     if start.opcode == "send":  # between slices, the matching recv has the same name
         key = "_xla_host_transfer_rendezvous"
         meeting = [x for x in lines if x.attribute(key) == start.attribute(key)]
-        done, names = "recv-done", {x.name for x in meeting if x.opcode == "recv"}
+        done = "recv-done"
+        names = {x.name for x in meeting if x.opcode == "recv"}
     for line in lines[place + 1 :]:
         if line.opcode == done and names & {*line.operands}:
             return False

@@ -49,7 +49,8 @@ def run(config: AimConfig, argv: list[str]) -> int:
         BadRequest: all requested programs are refused (with the reason of the first),
             a compiler is missing, or a file cannot be read or written (`Unwritten`).
     """
-    earlier, jobs = known(config), config.jobs
+    earlier = known(config)
+    jobs = config.jobs
     for job in jobs:
         if _key(job) not in earlier:
             targets.check_compiler(job.target)
@@ -128,7 +129,8 @@ def _as_json(
 
 def _sealed(result: Result) -> Answer:
     """Returns a result as JSON with a checksum: bytes and seconds, not rounded."""
-    job, target = result.job, result.job.target
+    job = result.job
+    target = result.job.target
     content = {
         # A reused answer has the fields below, too, of other chip data or networks.
         **result.answer,
@@ -194,7 +196,8 @@ def answer_of(job: Job, timeout: float | None) -> Answer:
         text=True,
     )
     # Its stdin stays open: the process ends when it closes, however this one ends.
-    alive, process.stdin = process.stdin, None
+    alive = process.stdin
+    process.stdin = None
     assert alive is not None
     # The handler only kills: this thread may hold a lock while it waits.
     with process, alive, before_the_end(process.kill):

@@ -71,7 +71,8 @@ def compared(answer: Answer) -> Comparison | None:
     Returns:
         The comparison; None without a program, or if the ledger cannot count it.
     """
-    traffic, ledger = answer.get("traffic"), answer.get("ledger")
+    traffic = answer.get("traffic")
+    ledger = answer.get("ledger")
     if traffic is None or ledger is None:
         return None
     # Metrics are averaged once, after all steps, and are not counted.
@@ -161,7 +162,8 @@ def _gathered_by_sums(differing: Iterable[Beside]) -> tuple[float, float]:
     by_kind = {x.kind: x.found - x.counted for x in differing}
     if by_kind.keys() != {"all_gather", "all_reduce"}:
         return 0.0, 0.0
-    less, more = -by_kind["all_gather"], by_kind["all_reduce"]
+    less = -by_kind["all_gather"]
+    more = by_kind["all_reduce"]
     return (less, more) if 0 < less <= more <= WIDENED * less else (0.0, 0.0)
 
 
@@ -247,7 +249,8 @@ def compilers_words(answer: Answer) -> str:
 
 def results(config: AimConfig, answers: Sequence[Answer]) -> tuple[Result, ...]:
     """Returns results in the order of the jobs, one for each answer so far."""
-    found, each = [], (None, *config.networks)  # None: on the target's own links
+    found = []
+    each = (None, *config.networks)  # None: on the target's own links
     for job, answer in zip(config.jobs, answers, strict=False):
         modelled = [times.modelled(answer, job, x, config.step_time) for x in each]
         known = tuple(x for x in modelled if x is not None)
@@ -259,7 +262,8 @@ def results(config: AimConfig, answers: Sequence[Answer]) -> tuple[Result, ...]:
 
 def _work(x: Result) -> tuple[Target, str]:
     """Returns the machine, and what a local step is: other steps are no speed-up."""
-    c, own = x.job.config, (x.answer.get("batch_size"), x.answer.get("mesh"))
+    c = x.job.config
+    own = (x.answer.get("batch_size"), x.answer.get("mesh"))
     return x.job.target, str((*own, c.task_arguments, c.accumulate, c.optimizer))
 
 
@@ -303,9 +307,11 @@ def text(config: AimConfig, results: Sequence[Result], width: int | None = None)
         for x in detailed:
             show(2, "", x.label)
             show(4, *_of_memory(x), *_of_ledger(x))
-            if rows := x.answer.get("traffic"):
+            rows = x.answer.get("traffic")
+            if rows:
                 show_table(4, _traffic(rows))
-        if reasons := _reasons(x for x in found if x not in detailed):
+        reasons = _reasons(x for x in found if x not in detailed)
+        if reasons:
             show(2, "", *reasons)
         show(2, "", *_notes(target, config))
     return "\n".join(line.rstrip() for line in lines)
@@ -348,7 +354,8 @@ def _versions(results: Iterable[Result]) -> list[str]:
     """Returns sentences about versions: several if --reuse took older programs."""
     labels = defaultdict(list)
     for x in results:
-        if versions := x.answer.get("versions"):
+        versions = x.answer.get("versions")
+        if versions:
             text = ", ".join(f"{name} {version}" for name, version in versions.items())
             labels[text].append(x.job.variant.label)
     if len(labels) == 1:
@@ -438,7 +445,8 @@ def _findings(result: Result) -> Row:
 
 def _modelled(result: Result, times: Times) -> Row:
     """Returns the modelled times of a program."""
-    faster, period = times.speed_up, times.period
+    faster = times.speed_up
+    period = times.period
     return {
         "algorithm": result.label,
         "step": duration(times.step),
@@ -479,7 +487,8 @@ def _collectives(traffic: Iterable[times.Row]) -> str:
     """Returns the collectives across workers: "a sync: 4 all_reduce f32 of 16"."""
     parts = []
     for when in (SYNC, STEP):
-        calls, types = Counter(), defaultdict(set)
+        calls = Counter()
+        types = defaultdict(set)
         for row in times.rows_of(traffic, ACROSS, when):
             calls[row["kind"], row["group"]] += row["calls"]
             types[row["kind"], row["group"]].update(row["dtypes"])
@@ -519,10 +528,12 @@ def _reasons(results: Iterable[Result]) -> list[str]:
 
 def _of_memory(result: Result) -> list[str]:
     """Returns lines about a chip's memory; none without a program."""
-    answer, lines = result.answer, []
+    answer = result.answer
+    lines = []
     if not result.is_done:
         return lines
-    if memory := answer.get("memory"):
+    memory = answer.get("memory")
+    if memory:
         shown = {name: size(count) for name, count in memory.items()}
         lines.append(
             f"a chip: arguments {shown['arguments']}, temporary {shown['temporary']}, "

@@ -46,13 +46,15 @@ class Chip(NamedTuple):
 
 def _chip(platform: str, name: str, figures: dict[str, Any]) -> Chip:
     """Returns a chip of the file, with the links of its platform."""
-    of_all, own = PLATFORMS[platform], {**figures}
+    of_all = PLATFORMS[platform]
+    own = {**figures}
     device = {"memory": own["memory"], **own.pop("device", {})}
     template = string.Template(of_all.get("description", ""))
     own["description"] = template.substitute(device)
     own["link_sources"] = tuple(own.get("link_sources", [own["source"]] * 2))
     for link in ("inside", "between"):
-        kind, latency = of_all[link]["name"], of_all[link]["latency"]
+        kind = of_all[link]["name"]
+        latency = of_all[link]["latency"]
         own[link] = Network(f"{kind} of {name}", own[link], latency)
     return Chip(platform, name, **own)
 
@@ -207,7 +209,8 @@ def check_compiler(target: Target) -> None:
 
 def compiler_version(target: Target) -> dict[str, str]:
     """Returns the version of the target's compiler by its package's name."""
-    if (known := PLATFORMS[target.platform].get("compiler")) is None:
+    known = PLATFORMS[target.platform].get("compiler")
+    if known is None:
         return {}
     package = known["module"].replace("_", "-")
     return {package: importlib.metadata.version(package)}

@@ -10,8 +10,11 @@ from experiments.aim.config import MFU, Job
 from experiments.training.sends import from_json
 from syncalgos.network import Network, cost, smallest_period, wall_clock
 
-ACROSS, INSIDE = "across workers", "inside a worker"
-SYNC, STEP, DISPATCH = "sync", "step", "dispatch"
+ACROSS = "across workers"
+INSIDE = "inside a worker"
+SYNC = "sync"
+STEP = "step"
+DISPATCH = "dispatch"
 SMALL = 0.05  # the fraction of the time below which communication counts as small
 Row = dict[str, Any]  # see `traffic`
 Answer = Mapping[str, Any]  # of the process that compiled a program
@@ -153,7 +156,9 @@ def modelled(
         step_time: seconds of a local step's compute, in place of an estimate from its
             operations.
     """
-    rows, flops, chip = answer.get("traffic"), answer.get("flops", {}), job.target.chip
+    rows = answer.get("traffic")
+    flops = answer.get("flops", {})
+    chip = job.target.chip
     if rows is None or not (step_time or chip.flops):
         return None
     peak = MFU * (chip.flops or math.inf)
@@ -178,7 +183,8 @@ def modelled(
     # `every` already counts the waiting for what each step sends.
     ended = wall_clock(costs, step + every, answer["delay"])
     mean = float(ended[-1]) / len(costs) + once
-    period, own = job.period, job.config.arguments.items()
+    period = job.period
+    own = job.config.arguments.items()
     # Syncs of another period do not become rarer with this one.
     if period and any(x for name, x in own if name.endswith("_period")):
         late = costs[-max(1, len(costs) // period // 2) * period :]
@@ -203,7 +209,8 @@ def _by_one_link(row: Row, answer: Answer) -> Row:
     chips = math.prod(answer["mesh"].values())
     # A ring through all chips of the workers uses the link in one hop of `members`.
     members = max(1, row["group"] // (answer["workers"] // answer["lanes"]))
-    size, group = row["bytes"] * chips / members, row["group"] // members
+    size = row["bytes"] * chips / members
+    group = row["group"] // members
     return {**row, "bytes": size, "group": group, "rings": 1}
 
 
@@ -236,8 +243,10 @@ def shares(answer: Answer, period: int | None) -> Sequence[float]:
     """
     if answer["sends"] is None:  # only a run shows it: assume a sync at each chance
         return [float((i + 1) % (period or 1) == 0) for i in range(answer["steps"])]
-    found, ledger = from_json(answer["sends"]), answer["ledger"]
-    always, whole = _bytes(ledger["always"]), _bytes(ledger["branched"])
+    found = from_json(answer["sends"])
+    ledger = answer["ledger"]
+    always = _bytes(ledger["always"])
+    whole = _bytes(ledger["branched"])
     sent = map(_bytes, found.kinds)
     of_kinds = [max(0.0, x - always) / whole if whole else 0.0 for x in sent]
     return [of_kinds[kind] for kind in found.steps]

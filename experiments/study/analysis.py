@@ -44,7 +44,8 @@ def report(config: StudyConfig, runs: Sequence[RunSet], command: str) -> Report:
     rows = [row_of(r, by, scores) for r in runs]
     # At different learning rates the rates would decide the winner.
     terms, times, unfair = rates(config, rows)
-    label, is_named = config.compared_to, terms != ONE_NOMINAL
+    label = config.compared_to
+    is_named = terms != ONE_NOMINAL
     is_given = config.baseline is not None
     rows, said = against_baseline(rows, label, by, is_named, is_given)
     seconds, how = _step_times(config.step_time, runs)
@@ -87,7 +88,8 @@ def report(config: StudyConfig, runs: Sequence[RunSet], command: str) -> Report:
 
 def _timed(row: Row, curve: Curve, by: Measure, target: float | None) -> Row:
     """Returns the row with its modelled times, to the target and in total."""
-    clocks, at = curve.seconds.items(), None
+    clocks = curve.seconds.items()
+    at = None
     if target is not None and by.key in curve.bands:
         # The first evaluation at which the mean reaches the target.
         least = by.side * target - ROUNDING * abs(target)
@@ -131,7 +133,8 @@ def _step_times(given: float | None, runs: Sequence[RunSet]) -> tuple[list[float
 
 def _work(r: RunSet) -> str:
     """Returns what decides the time of a local step, beside the algorithm."""
-    s, task = r.config["settings"], r.config["task_arguments"]
+    s = r.config["settings"]
+    task = r.config["task_arguments"]
     return str([task, s["batch_size"] / s["workers"], s["optimizer"]])
 
 
@@ -156,9 +159,11 @@ def curve_of(
     # Not counted if any seed's bytes are not.
     is_counted = r.bytes_per_worker is not None
     beside = ("step", "bytes_per_worker", "seconds", "learning_rate")
-    steps, seconds = [line["step"] for line in longest], {}
+    steps = [line["step"] for line in longest]
+    seconds = {}
     if longest and r.sends is not None:
-        s, since = r.any, r.config["settings"]["sync_until"]
+        s = r.any
+        since = r.config["settings"]["sync_until"]
         how = s["workers"], step_seconds, s["sends"]["delay"], fused, since
         for network in networks:
             clocks = [modelled_seconds(sends, network, *how) for sends in r.sends]
@@ -186,7 +191,9 @@ def _with_spread(line: Mapping[str, Any]) -> dict[str, Any]:
 
 def row_of(r: RunSet, by: Measure, scores: Sequence[Tuning]) -> Row:
     """Returns a row of the table, before comparisons and modelled times."""
-    s, final, losses = r.any, r.final(by), r.final(LOSS)
+    s = r.any
+    final = r.final(by)
+    losses = r.final(LOSS)
     own = [x for x in scores if (x.label, x.point) == (r.variant.label, r.point)]
     # A diverged run ended early and sent less, which must not count as saving.
     syncs = {x["syncs"] for x in r.fine.values()}
@@ -242,7 +249,9 @@ def against_baseline(
     others = [[row for row in group if row.label != baseline] for group in groups]
     rest = [pair for own in others for pair in combinations(own, 2)]
     found, count = compared(pairs, rest)
-    differences, judged, told = iter(found), [], []
+    differences = iter(found)
+    judged = []
+    told = []
     for row, base in zip(rows, bases, strict=True):
         comparison = Comparison("baseline")
         if base is None:
@@ -275,9 +284,12 @@ def rankings(rows: Sequence[Row], by: Measure) -> dict[str, results.Ranking]:
     points = by_point(rows)
     tops = {point: results.leader(group, by) for point, group in points.items()}
     kinds = {point: {kind: [] for kind in sentences.FINDINGS} for point in points}
-    at, pairs, rest = [], [], []
+    at = []
+    pairs = []
+    rest = []
     for point, group in points.items():
-        if top := tops[point]:
+        top = tops[point]
+        if top:
             others = [row for row in group if row is not top]
             at += [(point, row) for row in others]
             pairs += [(row, top) for row in others]

@@ -304,7 +304,8 @@ def parse(argv: Sequence[str]) -> StudyConfig:
     Raises:
         BadRequest: a value is out of range; one line.
     """
-    words, made = cleaned(argv), parser()
+    words = cleaned(argv)
+    made = parser()
     if {"-h", "--help"} & {*words}:
         parser(flags.shortened(SETTINGS, BASIC)).parse_args(["--help"])
     known, rest = made.parse_known_args(words)
@@ -319,7 +320,8 @@ def parse(argv: Sequence[str]) -> StudyConfig:
     elif known.preset in presets.NAMES:
         under = presets.under(known.preset, flag_groups(words))
         own = {name: under.pop(name) for name in [*under] if name in SETTINGS}
-        values, shared = {**values, **own}, [*flag_groups(as_words(under)), *shared]
+        values = {**values, **own}
+        shared = [*flag_groups(as_words(under)), *shared]
     return flags.made(StudyConfig, values, {"shared": tuple(shared)})
 
 

@@ -125,7 +125,8 @@ def _order(config: StudyConfig, plan: StudyQueue) -> worker.Order:
     """Returns what all tasks have in common."""
     environ = job_environment(config.devices_per_job)
     environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "")
-    folder, first = config.folder.absolute(), plan.planned[0]
+    folder = config.folder.absolute()
+    first = plan.planned[0]
     return {
         "folder": str(folder),
         "holder": (folder / lock.NAME).read_text(),
@@ -171,7 +172,9 @@ class Jobs:
         client = dask.client
         self._client: Any = client  # its types know only its asynchronous calls
         self._own_workers = dask.own_workers
-        self._order, self._plan, self._bar = order, bar.plan, bar
+        self._order = order
+        self._plan = bar.plan
+        self._bar = bar
         self._checks = dict[str, Any]()  # futures, by the address of their worker
         self._last = dict[str, int]()  # the number of each worker's last run
         self._jobs = dict[str, Job]()  # by the address of their worker
@@ -191,7 +194,8 @@ class Jobs:
             if job.future.done() or address not in fit:
                 self._end(address, self._jobs.pop(address))
         for address in sorted(fit - self._jobs.keys()):
-            if run := self._plan.take(self._last.get(address)):
+            run = self._plan.take(self._last.get(address))
+            if run:
                 self._begin(address, run)
         self._tell_silence()
 
@@ -250,7 +254,8 @@ class Jobs:
         jobs = {job.future.key: job for job in self._jobs.values()}
         while not self._inbox.empty():
             _, (key, news) = self._inbox.get()
-            if job := jobs.get(key):
+            job = jobs.get(key)
+            if job:
                 job.moved = time.monotonic()
                 self._bar.show(job.run, news)
 

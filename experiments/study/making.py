@@ -128,10 +128,12 @@ class StudyQueue:
         choose: Callable[[RunSet], RunSet | None],
         further: Callable[[RunSet], Iterator[list[RunSet]]] = lambda made: iter(()),
     ):
-        self.planned, self._choose = [*planned], choose
+        self.planned = [*planned]
+        self._choose = choose
         self._further = [further(runs) for runs in planned]
         sets = [x for runs in planned for x in (runs, *runs.trials)]
-        self.total, self.done = sum(len(x.seeds) for x in sets), 0
+        self.total = sum(len(x.seeds) for x in sets)
+        self.done = 0
         self.failures = list[tuple[Missing, Refused]]()
         self.found: list[RunSet | None] = [None] * len(planned)
         self.waiting = list[Missing]()
@@ -207,7 +209,8 @@ class StudyQueue:
         """Adds the missing runs of some run sets; returns how many there are."""
         missing = [Missing(number, runs, x) for runs in sets for x in runs.missing()]
         for run in missing:
-            if why := damage(run.folder):
+            why = damage(run.folder)
+            if why:
                 terminal.say(f"{why}: the run is repeated")
         self.done += sum(len(runs.seeds) for runs in sets) - len(missing)
         self.waiting[place:place] = missing
@@ -218,7 +221,9 @@ class _Steps(terminal.Report):
     """Reports a run's steps now and then; its evaluations are in its files."""
 
     def __init__(self, steps: int, report: Callable[[News], None]):
-        self._steps, self._report, self._last = steps, report, 0.0
+        self._steps = steps
+        self._report = report
+        self._last = 0.0
 
     def step(self, done: int, loss: float) -> None:
         if time.monotonic() - self._last > PAUSE:
@@ -241,7 +246,8 @@ class Maker(Loader):
     def turn_to(self, number: int) -> None:
         """Forgets the programs of all run sets but this, of 30 MB each."""
         if number != self._number:
-            self._number, self.programs = number, None
+            self._number = number
+            self.programs = None
             jax.clear_caches()
 
     def make(
@@ -271,7 +277,8 @@ class Maker(Loader):
             plan, data = self.plan(config, self.programs, objects)
             self.programs = plan.programs
             run = make_run(plan, data)
-            if why := run.rounds.untrained:
+            why = run.rounds.untrained
+            if why:
                 report(f"the results will be those of the initial model: {why}")
             with unfinished(folder) as place:
                 own = Folder(run, place, started)
@@ -386,8 +393,11 @@ class StudyProgress:
     """
 
     def __init__(self, plan: StudyQueue, bar: Progress):
-        self.made, self.plan, self._bar = 0, plan, bar
-        self._lines, self._said = dict[str, TaskID](), set[str]()
+        self.made = 0
+        self.plan = plan
+        self._bar = bar
+        self._lines = dict[str, TaskID]()
+        self._said = set[str]()
         self._started = time.perf_counter()
         self._all = bar.add_task("runs", total=plan.total, completed=plan.done, left="")
 
@@ -411,7 +421,8 @@ class StudyProgress:
         self.drop(run)
         if isinstance(outcome, FinishedRun):
             self.made += 1
-            at, left = f"{self.plan.done}/{self.plan.total}", self._left()
+            at = f"{self.plan.done}/{self.plan.total}"
+            left = self._left()
             self.say(f"run {at} {run.name}: {outcome.words}  {left}".rstrip())
         else:
             self.say(f"failed: {run.name}: {outcome.line}")
@@ -449,7 +460,8 @@ class StudyProgress:
 
     def _left(self, parts: float = 0.0) -> str:
         """Returns the time left in words; `parts` is what is done of runs under way."""
-        made, missing = self.made + parts, self.plan.missing - parts
+        made = self.made + parts
+        missing = self.plan.missing - parts
         # The first runs take much longer, because their steps are compiled.
         if made < max(0.2, (made + missing) / 20) or missing <= 0:
             return ""

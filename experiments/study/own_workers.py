@@ -127,7 +127,8 @@ class OwnWorkers:
                 worker.stopped_seconds += seconds
             else:
                 worker.stopped_seconds = 0.0
-            if loss := _loss(worker):
+            loss = _loss(worker)
+            if loss:
                 self._replace(worker, loss, say)
 
     def _replace(self, worker: _Worker, loss: str, say: Callable[[str], None]) -> None:

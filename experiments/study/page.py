@@ -45,7 +45,8 @@ def write(report: Report, out: Path) -> None:
     Raises:
         OSError: a file cannot be written.
     """
-    folder, paper = out / "figures", out / "paper"
+    folder = out / "figures"
+    paper = out / "paper"
     folder.mkdir(parents=True, exist_ok=True)
     paper.mkdir(exist_ok=True)
     look = styles({row.label: row.algo for row in report.rows})
@@ -228,7 +229,8 @@ def no_formula(x: Any) -> Any:
 def csv_row(report: Report, row: Row) -> dict[str, Any]:
     """Returns the figures of a row by column."""
     swept = {report.sweep: row.point.partition("=")[2]} if report.sweep else {}
-    key, networks = report.measure.key, [network.name for network in report.networks]
+    key = report.measure.key
+    networks = [network.name for network in report.networks]
     heads = [f"difference_{x}" for x in ("mean", "low", "high", "sd", "pairs")]
     low, high = row.comparison.retuned or (None, None)
     goals = networks if report.target is not None else ()

@@ -9,7 +9,8 @@ from experiments.study.variants import name_at
 from syncalgos.network import Network
 
 # The terms of a comparison whose learning rates were not tuned.
-ONE_NOMINAL, BY_HAND = "at one nominal rate", "at rates given by hand"
+ONE_NOMINAL = "at one nominal rate"
+BY_HAND = "at rates given by hand"
 BY_DEFAULT = "at the default rates"
 
 

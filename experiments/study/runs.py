@@ -198,14 +198,17 @@ def _content(run: Path) -> tuple[run_folder.RunFiles | None, str]:
     """Returns the files of a complete run, and which one is damaged, and how."""
     # An OSError is not caught: it says nothing about the content of a file.
     try:
-        found, path = run_folder.read_run(run), run / "summary.json"
+        found = run_folder.read_run(run)
+        path = run / "summary.json"
         if found is None:
             return None, ""
-        seed, sent = found.summary.get("seed"), found.summary["sends"]
+        seed = found.summary.get("seed")
+        sent = found.summary["sends"]
         if seed is not None and run.name != f"seed-{seed}":
             raise Damaged(path, f"it belongs to seed {seed}")
         kinds = {name for kind in (sent or {"kinds": []})["kinds"] for name in kind}
-        if unknown := kinds - HOPS.keys():
+        unknown = kinds - HOPS.keys()
+        if unknown:
             raise Damaged(path, f"'sends' has no collective {min(unknown)!r}")
     except Damaged as error:
         return None, str(error)
@@ -262,7 +265,8 @@ def run_sets(study: StudyConfig, loader: Loader) -> list[RunSet]:
     Raises:
         BadRequest, ValueError: the config of a run is not possible.
     """
-    found, seeds = [], range(study.seeds)
+    found = []
+    seeds = range(study.seeds)
     for number, variant in enumerate(study.variants, 1):
         objects = variant.objects
         points = study.points[variant.label]
@@ -356,7 +360,8 @@ def further(study: StudyConfig, loader: Loader, made: RunSet) -> Iterator[list[R
     it, with all values of the other flags, and then values near the best one are tried.
     See `Axis`.
     """
-    ranges, trials = made.variant.tuned, [*made.trials]
+    ranges = made.variant.tuned
+    trials = [*made.trials]
     near = [x for x in ranges if x.near]
     turns = all_turns = [(x, False) for x in near] + [(x, True) for x in near]
     while turns and (best := _best(trials, study.measure)):
@@ -397,7 +402,8 @@ def chosen(made: RunSet, measure_key: str | None) -> RunSet | None:
     """
     if not made.trials:
         return made
-    if (best := _best(made.trials, measure_key)) is None:
+    best = _best(made.trials, measure_key)
+    if best is None:
         return None
     common = at(made.common, made.variant.read(best.values))
     return made._replace(values=best.values, common=common)
@@ -430,10 +436,12 @@ def _mean(trial: RunSet, by: Measure) -> float:
 
 def tuning_of(tuned: RunSet, by: Measure) -> list[Tuning]:
     """Returns the scores of a variant, flag by flag."""
-    trials, rank = [x for x in tuned.trials if x.summaries], partial(_rank, by=by)
+    trials = [x for x in tuned.trials if x.summaries]
+    rank = partial(_rank, by=by)
     if not trials:
         return []
-    best, resampled = max(trials, key=rank), _best_of_resamples(trials, by)
+    best = max(trials, key=rank)
+    resampled = _best_of_resamples(trials, by)
     # The same for all flags, and the same resamples for all variants.
     shortfalls = [_mean(x, by) - _mean(best, by) for x in resampled]
     found = []

@@ -221,7 +221,9 @@ def in_words(
     """
     if difference is None:
         return Comparison("nothing to compare: no seed in common", kind="few")
-    kind, seeds, mean = kind_of(difference, by), difference.count, difference.mean
+    kind = kind_of(difference, by)
+    seeds = difference.count
+    mean = difference.mean
     is_equal = mean == 0 and not difference.deviation
     is_seen = mean != 0 and kind not in ("unseen", "doubtful")
     if is_equal:
@@ -281,8 +283,11 @@ def figures(difference: Difference, by: Measure, side: float) -> tuple[str, str]
         side: a number; the figures are multiplied by its sign.
     """
     scale = by.scale if side > 0 else -by.scale
-    mean, low, high = scale * difference.mean, difference.low, difference.high
-    places, ends = places_of(mean), ""
+    mean = scale * difference.mean
+    low = difference.low
+    high = difference.high
+    places = places_of(mean)
+    ends = ""
     if low is not None and high is not None:
         ends, places = interval(*sorted((scale * low, scale * high)))
         mean = mean if abs(mean) > 0.01 / 10**places else 0.0
@@ -299,7 +304,8 @@ def lead(report: Report) -> str:
     """Returns the answer in one line."""
     if report.terms == ONE_NOMINAL:
         return "No winner at one nominal learning rate"
-    first, by = next(iter(report.points.values())), report.measure
+    first = next(iter(report.points.values()))
+    by = report.measure
     text = _line(first, by) if len(report.points) == 1 else _swept(report.points, by)
     return f"{sentence(report.terms)}: {text}" if report.terms else text
 
@@ -542,8 +548,11 @@ def cost_of(rows: Sequence[Row], pool: Sequence[Row]) -> Cost | None:
 
 def numbers(report: Report) -> list[tuple[str, str]]:
     """Returns up to three numbers beside the line: value and meaning."""
-    rows, by, points = report.rows, report.measure, report.points
-    top, is_swept = report.top, len(points) > 1
+    rows = report.rows
+    by = report.measure
+    points = report.points
+    top = report.top
+    is_swept = len(points) > 1
     if top is None or top.measure is None:
         return []
     fine = [row for row in rows if row.measure]
@@ -569,13 +578,16 @@ def numbers(report: Report) -> list[tuple[str, str]]:
                 f"{comparison.basis}",
             )
         )
-    if (cost := cost_of(rows, pool)) is None:
+    cost = cost_of(rows, pool)
+    if cost is None:
         return found
-    low, high = sent(cost.cheapest_rows[0]), sent(cost.costliest_rows[0])
+    low = sent(cost.cheapest_rows[0])
+    high = sent(cost.costliest_rows[0])
     if is_swept:
         both = " to ".join(dict.fromkeys((low, high)))
         return [*found, (both, "the most that a worker sent")]
-    cheapest, costliest = _names_of(cost.cheapest_rows), _names_of(cost.costliest_rows)
+    cheapest = _names_of(cost.cheapest_rows)
+    costliest = _names_of(cost.costliest_rows)
     if cost.share_text:
         meaning = f"of what {costliest} sent: {cheapest}, {low}"
         return [*found, (cost.share_text, meaning)]
@@ -602,7 +614,8 @@ def laws(scores: Sequence[Tuning]) -> tuple[str, list[str]]:
         is shown unless it holds only the value itself. Both are empty without a sweep.
     """
     known = [x for x in scores if x.point and any(y is not None for y in x.scores)]
-    line, sentences = "", []
+    line = ""
+    sentences = []
     for (label, flag), own in grouped(known, lambda x: (x.label, x.flag)).items():
         if len(own) > 1:
             values = ", ".join(f"{_best(x)} at {x.point}" for x in own)
@@ -635,7 +648,8 @@ def settings(config: StudyConfig, runs: Sequence[RunSet]) -> dict[str, str]:
         words = {k: [f"{a} {b}" for a, b in x.items()] for k, x in given.items() if x}
         own = [f"{k}: {', '.join(each)}" for k, each in words.items()]
         shown |= {"arguments": "; ".join(own)} if own else {}
-    if swept := config.swept:
+    swept = config.swept
+    if swept:
         shown["swept"] = f"{swept.flag} over {', '.join(swept.values)}"
     each = [{"examples": _sizes(r), **_settings(r.config)} for r in runs]
     for name in dict.fromkeys(name for one in each for name in one):
@@ -663,10 +677,12 @@ def environment(runs: Sequence[RunSet]) -> dict[str, str]:
 
 def _sizes(r: RunSet) -> str | None:
     """Returns the sizes of the data sets; None for runs of earlier versions."""
-    if not (sizes := r.any.get("examples")):
+    sizes = r.any.get("examples")
+    if not sizes:
         return None
     found = [f"{sizes['train']:,} for training", f"{sizes['test']:,} for testing"]
-    if tried := [x for x in r.trials if x.summaries]:
+    tried = [x for x in r.trials if x.summaries]
+    if tried:
         held_out = tried[0].any["examples"]["test"]
         found.append(f"{held_out:,} training examples held out for tuning")
     return ", ".join(found)
@@ -674,7 +690,8 @@ def _sizes(r: RunSet) -> str | None:
 
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings to show of a config.json; None for those without one."""
-    names, own = PHRASES["settings"], config["settings"]
+    names = PHRASES["settings"]
+    own = config["settings"]
     return {
         # Runs of earlier versions lack some.
         **{name: own.get(key) for key, name in names.items()},
@@ -702,7 +719,8 @@ def remarks(
     yield from _on_examples(config, runs, report)
     settings = [r.config["settings"] for r in runs]
     # Shards follow from the seed and the number of workers.
-    if (kinds := {s["partition"] for s in settings}) != {"iid"}:
+    kinds = {s["partition"] for s in settings}
+    if kinds != {"iid"}:
         yield say("partition", partition=", ".join(sorted(kinds)))
     sizes = {(r.point, r.config["settings"]["batch_size"]) for r in runs}
     if len(sizes) > len({r.point for r in runs}):
@@ -737,13 +755,15 @@ def retuned(report: Report) -> str:
 def _on_missing(config: StudyConfig, runs: Sequence[RunSet]) -> Iterator[str]:
     """Yields warnings about runs that failed."""
     for r in (x for made in runs for x in (made, *made.trials)):
-        if count := len(r.seeds) - len(r.summaries):
+        count = len(r.seeds) - len(r.summaries)
+        if count:
             name = f"{r.name} {r.trial}" if r.is_trial else r.name
             are = "is" if count == 1 else "are"
             yield say("missing", name=name, count=count, seeds=len(r.seeds), are=are)
     there = {(r.variant.label, r.point) for r in runs}
     planned = [(x.label, point) for x in config.variants for point in x.points]
-    if gone := [" at ".join(filter(None, x)) for x in planned if x not in there]:
+    gone = [" at ".join(filter(None, x)) for x in planned if x not in there]
+    if gone:
         yield say("no_runs", names=", ".join(gone))
 
 
@@ -823,12 +843,16 @@ def _on_sends(runs: Sequence[RunSet]) -> Iterator[str]:
     whole = (r for r in runs if not r.any["diverged"])
     ends = grouped(whole, lambda r: (r.any["steps"], r.any["center_step"]))
     for (steps, center), own in ends.items():
-        if late := steps - center:
-            key, name = "late_steps" if center else "no_sync", _names(own)
+        late = steps - center
+        if late:
+            key = "late_steps" if center else "no_sync"
+            name = _names(own)
             yield say(key, name=name, steps=steps, late=late)
-    if by_data := [r for r in runs if len(r.sends or ()) > 1]:
+    by_data = [r for r in runs if len(r.sends or ()) > 1]
+    if by_data:
         yield say("by_data", by_data=_names(by_data))
-    if unknown := [r for r in runs if r.any["sends"] is None]:
+    unknown = [r for r in runs if r.any["sends"] is None]
+    if unknown:
         yield say("unknown", unknown=_names(unknown))
     for more, own in grouped(runs, lambda r: r.any["not_counted"]).items():
         if more is not None:

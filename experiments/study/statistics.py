@@ -184,7 +184,9 @@ def paired(
     low = high = p = None
     if count >= MIN_SEEDS and deviation is not None:
         if mean == 0:
-            low, high, p = 0.0, 0.0, 1.0
+            low = 0.0
+            high = 0.0
+            p = 1.0
         error = deviation / math.sqrt(count)  # 0 where tiny differences underflow
         if error and differences[-1] - differences[0] > ROUNDING * largest:
             from scipy.special import stdtr, stdtrit  # what --help must not wait for

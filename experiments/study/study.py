@@ -83,14 +83,17 @@ def opened(config: StudyConfig) -> Iterator[tuple[StudyQueue, Maker]]:
     Raises:
         BadRequest: the flags are impossible, or the folder holds something else.
     """
-    out, held, refusal = config.folder, lock.lock_folder(config.folder), None
+    out = config.folder
+    held = lock.lock_folder(config.folder)
+    refusal = None
     with refusing():
         try:
             run_folder.check_writable(out)
         except BadRequest as error:  # a finished study needs no room to be reported
             if not (out / NAME).exists():
                 raise
-            held, refusal = nullcontext(), error
+            held = nullcontext()
+            refusal = error
         with held:
             _use_devices(config)
             maker = Maker()
@@ -311,7 +314,8 @@ def _check_measure(config: StudyConfig, first: RunSet, maker: Maker) -> None:
 
     The first of the runs is traced on shapes.
     """
-    key, target = config.measure, config.target
+    key = config.measure
+    target = config.target
     if key is None and target is None:
         return
     config_of_run = first.config_of(first.seeds[0])

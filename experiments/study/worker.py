@@ -158,7 +158,8 @@ def _set_up(order: Order) -> Iterator[None]:
         import jax
 
         settings = dict(order["settings"])
-        if count := _started.get("JAX_NUM_CPU_DEVICES"):
+        count = _started.get("JAX_NUM_CPU_DEVICES")
+        if count:
             settings["jax_num_cpu_devices"] = int(count)
         for name, value in settings.items():
             with suppress(RuntimeError):  # it runs already: `facts` tells its devices

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from optax.contrib import MuonDimensionNumbers
 from experiments.tasks.task import Arrays, Data, Shardings
 from models import lenet, mlp, resnet, sharding
 from syncalgos import checks
-from syncalgos.collectives import PyTree
+from syncalgos.collectives import Axis, PyTree
 
 BatchNorm = Literal["worker", "global"]
 MATRICES = {"w", "recurrent"}
@@ -71,7 +71,7 @@ def network(
     classes: int,
     batch_norm: BatchNorm,
     remat: bool,
-    axis: str | tuple[str, ...],
+    axis: Axis,
 ) -> Network:
     """Makes a model for images.
 
@@ -89,10 +89,12 @@ def network(
     if model in RESNETS:
         spec = RESNETS[model]
         is_global = batch_norm == "global"
+        # The workers of a run lie along mapped axes, never over Peers.
+        statistics_axis = cast(str | tuple[str, ...], axis) if is_global else None
         return Network(
             init=lambda key: resnet.init(key, spec, classes, shape[-1]),
             apply=lambda params, buffers, x, train: resnet.apply(
-                spec, params, buffers, x, train, axis if is_global else None, remat
+                spec, params, buffers, x, train, statistics_axis, remat
             ),
             layered=resnet.layered(spec),
             sends="batch statistics of every layer" if is_global else "",

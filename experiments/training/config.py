@@ -23,7 +23,8 @@ from experiments.training import trackers
 from syncalgos import checks
 
 TASKS = "the task's"
-FILES, PROCESSES = Group("files", "start"), Group("processes", "start")
+FILES = Group("files", "start")
+PROCESSES = Group("processes", "start")
 OWN = "or your own as package.module:factory"
 BASIC = (  # the flags that are needed most
     *("algo", "task", "steps", "batch_size", "lr"),
@@ -245,7 +246,8 @@ class RunConfig:
             raise ValueError(
                 f"--warmup-steps {self.warmup_steps} is above --steps {self.steps}"
             )
-        if late := never_reached("--sync-until", self.sync_until, self.steps):
+        late = never_reached("--sync-until", self.sync_until, self.steps)
+        if late:
             raise ValueError(late)
 
     def _check_placement(self) -> None:

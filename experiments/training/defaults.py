@@ -42,7 +42,8 @@ def resolved(config: RunConfig, task: Task, algorithm: Strategy) -> Settings:
     lr = config.lr or task.lr.get(kind) or task.lr.get("")
     if lr is None:
         raise ValueError(f"{config.task} has no default --lr for {kind}: set --lr")
-    steps, warmup_steps = config.steps or task.steps, config.warmup_steps
+    steps = config.steps or task.steps
+    warmup_steps = config.warmup_steps
     if warmup_steps is None:
         warmup_steps = round(task.warmup * steps)
     folder = os.environ.get("SYNCALGOS_DATA")
@@ -112,7 +113,8 @@ def _check_dense_steps(config: Settings) -> None:
     The default may be beyond the end of a short run; the header then says so.
     """
     steps = config.arguments.get("dense_steps")
-    if late := never_reached("--dense-steps", steps, config.steps):
+    late = never_reached("--dense-steps", steps, config.steps)
+    if late:
         usual, _ = factories_of(config.algo, config.task, config.preset)
         if steps != usual.defaults.get("dense_steps"):
             raise ValueError(late)

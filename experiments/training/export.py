@@ -179,7 +179,8 @@ def _header(path: str | Path) -> dict[str, str]:
 
     with safe_open(path, "np") as file:
         found = file.metadata() or {}
-    if seal := found.pop(files.SEAL, None):
+    seal = found.pop(files.SEAL, None)
+    if seal:
         with files.open_regular(path) as file:
             size = file.read(8)
             head = size + file.read(int.from_bytes(size, "little"))
@@ -212,7 +213,8 @@ def named(replica: Replica) -> dict[str, Any]:
             raise ValueError(f"--export: two arrays have the name {name}")
         # Dots separate the levels of a path: "a.b" would lie inside a leaf "a".
         folders = {*accumulate(name.split(".")[:-1], "{}.{}".format)}
-        if clash := folders & {*tensors}:
+        clash = folders & {*tensors}
+        if clash:
             raise ValueError(f"--export: {name} would lie inside {min(clash)}")
         inner |= folders
         if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
@@ -299,8 +301,10 @@ def start(path: Path, like: Replica) -> Replica:
     except files.Damaged as error:
         raise BadRequest(f"--init-from {error}") from error
     try:
-        tensors, own = _tensors(path), named(like)
-        if others := {*tensors} - {*own}:
+        tensors = _tensors(path)
+        own = named(like)
+        others = {*tensors} - {*own}
+        if others:
             extra = min(others)
             raise ValueError(f"{path} has {extra}, which this model does not have")
         found = _filled(path, tensors, like)

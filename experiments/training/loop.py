@@ -123,14 +123,18 @@ def train(
         evaluate_at_end_only: whether to leave out all evaluations but the last. The
             dispatches stay the same, and so do the programs.
     """
-    c, group, state = run.config, run.group, run.state
-    to_evaluate, to_save = {*c.evaluations}, {*c.checkpoints}
+    c = run.config
+    group = run.group
+    state = run.state
+    to_evaluate = {*c.evaluations}
+    to_save = {*c.checkpoints}
     # Any split into dispatches gives the same numbers: a resumed run may shorten one.
     planned_dispatches = dispatches(to_evaluate | to_save, c.dispatch_steps)
     if evaluate_at_end_only:
         to_evaluate = {c.steps}
     schedule = [*remaining(planned_dispatches, progress.step)]
-    test, feed = _held_out(run), _Feed(run, schedule)
+    test = _held_out(run)
+    feed = _Feed(run, schedule)
     # The header has already said so: see `remarks.header`.
     warnings.filterwarnings("ignore", "no sync came in")
 
@@ -159,7 +163,8 @@ def train(
         training_batches = Batches(batches, feed.placed)
         to_compile = test if first == schedule[0][0] else None
         state, metrics, seconds = _dispatch(run, state, training_batches, to_compile)
-        losses, decided = metrics["loss"], np.argwhere(metrics.get(DECISIONS, ()))
+        losses = metrics["loss"]
+        decided = np.argwhere(metrics.get(DECISIONS, ()))
         spent = seconds + waited, decided.tolist()
         progress.stepped(losses.tolist(), metrics[WORKER_LOSSES], *spent)
         progress.lane_form = run.trainer.lane_form
@@ -244,7 +249,8 @@ def _held_out(run: Run) -> Batches:
     # Examples of weight 0 fill the last batch, so that every held-out example counts
     # once for any number of workers and devices.
     layout = run.trainer.layout
-    data, batch = run.data, run.task.eval_batch
+    data = run.data
+    batch = run.task.eval_batch
     test, rows = held_out(data.test, layout.readers, batch, least=data.num_test)
     return Batches(rows[:, layout.own_rows(rows.shape[1])], run.trainer.place(test))
 
@@ -261,7 +267,8 @@ class _Feed:
     """
 
     def __init__(self, run: Run, schedule: list[tuple[int, int]]):
-        data, on_host = run.data, feeding.is_read_on_host(run.data)
+        data = run.data
+        on_host = feeding.is_read_on_host(run.data)
         part = None if on_host else data.part_of
         train, numbers = part or (data.train, None)
         # No method: its reader would hold what holds it, and its threads would not end.
@@ -307,7 +314,8 @@ def _dispatch(
     """
     trainer = run.trainer
     # Seconds exclude compilation, which the first dispatch includes.
-    start, compiled = time.perf_counter(), trainer.compile_seconds
+    start = time.perf_counter()
+    compiled = trainer.compile_seconds
     try:
         if to_compile is None:
             state, metrics = trainer.run(state, *training_batches)
@@ -343,7 +351,8 @@ def _evaluate(
     measured = {"loss": means["loss"], "accuracy": None}  # a task may lack one
     with explained(TASK.flag, c.task):
         measured |= _figures(run.task, means)
-    done, losses = progress.step, progress.losses
+    done = progress.step
+    losses = progress.losses
     noted = rounds.figures(state, run.rounds.ends) if c.displacements else {}
     line = {
         "step": done,
@@ -364,7 +373,9 @@ def correct(run: Run, outcome: Outcome) -> str | None:
 
     None for a trial, without an accuracy of 0 or 1, or if a model lies on devices.
     """
-    task, programs, c = run.task, run.plan.programs, run.config
+    task = run.task
+    programs = run.plan.programs
+    c = run.config
     is_cut = c.mesh is not None or task.kept == "sharded"
     if is_cut or c.validation is not None or outcome.line["test_accuracy"] is None:
         return None

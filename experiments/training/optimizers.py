@@ -106,7 +106,8 @@ def in_force(config: Settings, opt_state: PyTree, done: int) -> float:
         done: local steps done; 0 gives the rate of the first step.
     """
     c = config
-    rate, scale = schedule(c.schedule, c.lr, c.steps, c.warmup_steps), 1.0
+    rate = schedule(c.schedule, c.lr, c.steps, c.warmup_steps)
+    scale = 1.0
     if c.schedule == "plateau":  # it comes last: see `inner`
         scale = float(np.ravel(opt_state[-1].scale.addressable_shards[0].data)[0])
     if not callable(rate) and scale == 1:
@@ -183,7 +184,8 @@ def make(
     factory = factories[checks.one_of("optimizer", name, sorted(factories))]
     taken = {k: inspect.signature(x).parameters for k, x in factories.items()}
     arguments: dict[str, Any] = {k: x for k, x in own.items() if x is not None}
-    if missing := [x for x in arguments if x not in taken[name]]:
+    missing = [x for x in arguments if x not in taken[name]]
+    if missing:
         takers = ", ".join(sorted(k for k, x in taken.items() if missing[0] in x))
         raise ValueError(
             f"--optimizer {name} has no --{missing[0]} (these have: {takers})"

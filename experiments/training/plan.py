@@ -276,7 +276,8 @@ def make_method(
     if config.opt_state_at_sync != "keep":
         at_sync = optimizers.AT_SYNC[config.opt_state_at_sync](optimizer)
         strategy = syncalgos.at_syncs(strategy, at_sync)
-    if n := config.sync_until:
+    n = config.sync_until
+    if n:
         start = syncalgos.until(syncalgos.sync_sgd(), n)
         strategy = syncalgos.chain(start, syncalgos.after(strategy, n))
     return Method(optimizer, strategy, algorithm)
@@ -488,7 +489,8 @@ def _check_mesh(c: Settings, task: Task) -> None:
         return
     check_axes(c.task, task, c.mesh)
     # The engine would refuse it only after it has read a batch.
-    each, unit = c.batch_size // c.workers // c.accumulate, batch_unit(c)
+    each = c.batch_size // c.workers // c.accumulate
+    unit = batch_unit(c)
     if c.batch_size % unit:
         parts = unit // c.workers // c.accumulate
         raise ValueError(
@@ -506,7 +508,8 @@ def check_data(config: Settings, data: Data, is_batch_given: bool) -> None:
         data: the data of the task.
         is_batch_given: whether the user sets the batch size.
     """
-    c, least = config, batch_unit(config)
+    c = config
+    least = batch_unit(config)
     # A default batch grows with the workers, and may outgrow the data.
     if not is_batch_given and least > data.examples:
         workers = f"{c.workers} workers"
@@ -549,7 +552,8 @@ def make_trainer(
     tables = None
     if task.tables is not None and task.kept == "sharded":
         tables = jax.tree.map(bool, task.tables.names)
-    mesh, rule = config.mesh, task.shardings
+    mesh = config.mesh
+    rule = task.shardings
     placement = Placement(
         devices=None if given is None else [*given],
         mesh=None if mesh is None else dict(mesh),
@@ -587,7 +591,8 @@ def _remembering(
         nonlocal last, made
         given = jax.tree.leaves(numbers)
         if not all(map(_is_same, given, last)):
-            last, made = given, make(numbers)
+            last = given
+            made = make(numbers)
         return made
 
     return method_of

@@ -142,7 +142,8 @@ def checked(
         plan = make_plan(config, group.hosts, objects=objects, programs=programs)
         # Data comes last: all other errors are reported within a second.
         if data is None:
-            name, held_out = plan.config.task, plan.config.validation
+            name = plan.config.task
+            held_out = plan.config.validation
             data = feeding.load(plan.task.load, name, held_out)
         check_data(plan.config, data, config.batch_size is not None)
         _shards(plan, data)  # raises for a partition that the data does not support
@@ -155,10 +156,12 @@ def checked(
 
 def check_files(config: RunConfig) -> None:
     """Raises a BadRequest if a run would replace files that it must not."""
-    out, goes_on = config.out, config.resume or config.resume_center
+    out = config.out
+    goes_on = config.resume or config.resume_center
     if out is not None:
         run_folder.check_out(out, config.overwrite or goes_on)
-    if (path := config.export) is not None:
+    path = config.export
+    if path is not None:
         before = run_folder.exported(out) if out is not None and goes_on else None
         is_own = before is not None and before.absolute() == path.absolute()
         export.check(path, config.overwrite or is_own)
@@ -178,7 +181,8 @@ def make_run(plan: Plan, data: Data, group: ProcessGroup = ALONE) -> Run:
     params, buffers = _model(plan, data)
     if plan.programs.rate is None:  # else an earlier run has said it
         _warn_if_slow(plan, params, buffers, data)
-    trainer, start = plan.trainer, (params, buffers, plan.config.seed, plan.numbers)
+    trainer = plan.trainer
+    start = (params, buffers, plan.config.seed, plan.numbers)
     with refused("algo", plan.config.algo):
         state = trainer.init(*start)
         rounds = planned(plan, state)
@@ -215,7 +219,8 @@ def make_run(plan: Plan, data: Data, group: ProcessGroup = ALONE) -> Run:
 
 def _warn_if_slow(plan: Plan, params: PyTree, buffers: PyTree, data: Data) -> None:
     """Says so if the user's model has convolutions, slower in long dispatches."""
-    c, task = plan.config, plan.task
+    c = plan.config
+    task = plan.task
     is_on_cpu = plan.trainer.layout.devices[0].platform == "cpu"
     # The models of this project have no convolutions on CPUs.
     may_be_slow = is_on_cpu and c.dispatch_steps > 1 and is_custom(c.task)
@@ -228,7 +233,8 @@ def _warn_if_slow(plan: Plan, params: PyTree, buffers: PyTree, data: Data) -> No
 
 def _measuring(plan: Plan, ends: np.ndarray) -> DataParallel:
     """Returns the engine that records the displacements at the ends of rounds."""
-    config, programs = plan.config, plan.programs
+    config = plan.config
+    programs = plan.programs
 
     def noting(method: Method) -> Method:
         noted = measured(method.strategy, ends, config.evaluations)

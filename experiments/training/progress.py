@@ -93,7 +93,8 @@ class Progress:
     def evaluated(self, line: Line) -> None:
         """Adds an evaluation."""
         self.lines.append(line)
-        self.losses, self.worker_losses = [], []
+        self.losses = []
+        self.worker_losses = []
 
     def mean_worker_losses(self) -> list[float] | None:
         """Returns each worker's mean loss since the last line; None if not known."""
@@ -109,7 +110,8 @@ def best(lines: Iterable[Line]) -> Line | None:
     """
 
     def worth(line: Line) -> float:
-        accuracy, loss = line["test_accuracy"], line["test_loss"]
+        accuracy = line["test_accuracy"]
+        loss = line["test_loss"]
         return -loss if accuracy is None else accuracy
 
     losses = [(x, x["test_loss"]) for x in lines]

@@ -19,7 +19,9 @@ def header(run: Run, is_batch_given: bool) -> list[str]:
         run: the run that starts.
         is_batch_given: whether the user has set the batch size.
     """
-    c, rounds, layout = run.config, run.rounds, run.facts
+    c = run.config
+    rounds = run.rounds
+    layout = run.facts
     lines = [never_reached("--dense-steps", c.arguments.get("dense_steps"), c.steps)]
     # Said before the run: without a sync its results describe an untrained model.
     if rounds.untrained:
@@ -39,7 +41,8 @@ def header(run: Run, is_batch_given: bool) -> list[str]:
         unit = batch_unit(c)
         batch += f", the multiple of {unit} nearest to the task's {run.task.batch_size}"
     lines.append(f"{c.algo} on {c.task}: {c.steps} steps, {batch}, seed {c.seed}")
-    there, taken = len(jax.devices()), layout["devices"]
+    there = len(jax.devices())
+    taken = layout["devices"]
     backend = str(run.trainer)
     if c.devices is None and c.backend != "vmap" and 0 < there - taken < c.workers:
         backend += f" ({taken} of {there} devices used: workers must divide over them)"
@@ -76,7 +79,9 @@ def after(run: Run, outcome: Outcome, center_step: int) -> list[str]:
         outcome: the outcome of the run.
         center_step: the last local step that the evaluated model includes.
     """
-    c, steps, found = run.config, outcome.line["step"], []
+    c = run.config
+    steps = outcome.line["step"]
+    found = []
     since = steps - center_step
     if since and not center_step:
         why = run.rounds.untrained or f"no sync came in these {steps} steps"
@@ -86,7 +91,8 @@ def after(run: Run, outcome: Outcome, center_step: int) -> list[str]:
             "the results are those of the model at the last sync: it does not include "
             f"the last {since} local steps"
         )
-    if (at := outcome.diverged_at) is not None:
+    at = outcome.diverged_at
+    if at is not None:
         found.append(f"diverged: the loss of step {at} was {_how(outcome)}")
     elif outcome.diverged:
         found.append(f"diverged: the test loss is {outcome.line['test_loss']:g}")
@@ -104,7 +110,8 @@ def after(run: Run, outcome: Outcome, center_step: int) -> list[str]:
 
 def unsaved(due: list[int], outcome: Outcome) -> list[str]:
     """Says which checkpoint is the newest, if a later one could not be saved."""
-    end, saved = outcome.progress.step, outcome.progress.saved
+    end = outcome.progress.step
+    saved = outcome.progress.saved
     if outcome.diverged_at is not None:  # no later checkpoint is saved
         end = outcome.diverged_at
     last = max((step for step in due if step <= end), default=0)
@@ -117,7 +124,8 @@ def unsaved(due: list[int], outcome: Outcome) -> list[str]:
 
 def _how(outcome: Outcome) -> str:
     """Describes the loss that was too large, and names the workers."""
-    loss, first = outcome.too_large, outcome.progress.first_loss
+    loss = outcome.too_large
+    first = outcome.progress.first_loss
     if loss is not None and first is not None and math.isfinite(loss):
         if abs(first) < LEAST:
             return f"{loss:.3g}, above {limit_after(first):g} (first loss: {first:.3g})"

@@ -114,7 +114,8 @@ def _counts_run(plan: Plan) -> bool:
 
 def planned(plan: Plan, state: TrainState) -> Rounds:
     """Returns the rounds of a run; displacements must not be measured in its state."""
-    c, replica = plan.config, _shapes_of_one(state.replica)
+    c = plan.config
+    replica = _shapes_of_one(state.replica)
     try:
         sent = plan.trainer.communication(state, c.steps)
     except ValueError:  # only the run decides

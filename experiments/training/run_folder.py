@@ -49,7 +49,9 @@ class Metrics:
     """A writer of metrics.jsonl, which catches up after the disk was full."""
 
     def __init__(self, out: Path, note: Callable[[str], None]):
-        self._out, self._note, self._is_behind = out, note, False
+        self._out = out
+        self._note = note
+        self._is_behind = False
 
     def add(self, lines: list[dict[str, Any]]) -> None:
         """Appends the last of the run's lines."""
@@ -69,7 +71,8 @@ class Metrics:
 
 def write_metrics(out: Path, lines: list[dict[str, Any]]) -> None:
     """Writes metrics.jsonl, unless it holds these lines already."""
-    path, text = out / "metrics.jsonl", files.json_lines(lines)
+    path = out / "metrics.jsonl"
+    text = files.json_lines(lines)
     if not path.exists() or files.read_bytes(path) != text.encode():
         files.write(path, text)
 

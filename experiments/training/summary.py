@@ -166,8 +166,11 @@ class Summary:
 
 def summarize(run: Run, outcome: Outcome) -> Summary:
     """Returns the summary of a run, without the fields that its writer adds."""
-    progress, line, method = outcome.progress, outcome.line, run.plan.method
-    steps, seconds = line["step"], progress.seconds
+    progress = outcome.progress
+    line = outcome.line
+    method = run.plan.method
+    steps = line["step"]
+    seconds = progress.seconds
     num_syncs = sent_messages = num_decided = None
     # Syncs of other workers, before --resume-center, are in the bytes alone.
     sent = None if progress.sent_since else run.rounds.sent(progress)

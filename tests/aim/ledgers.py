@@ -65,8 +65,10 @@ def compared(name, workers, devices):
     trainer = trainer_of(name, workers, devices)
     lowered = trainer.lower(*shapes())
     compiled = lowered.program.compile()
-    collectives, each = hlo.read(compiled.as_text()), trainer.layout.devices_each
-    sent, calls = Counter(), Counter()
+    collectives = hlo.read(compiled.as_text())
+    each = trainer.layout.devices_each
+    sent = Counter()
+    calls = Counter()
     for one in collectives:
         across = one.slices or any(len({i // each for i in x}) > 1 for x in one.groups)
         if not across or not one.is_looped:

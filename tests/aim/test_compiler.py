@@ -23,7 +23,8 @@ class FakeProgram:
     """A program that jaxlib cannot read, unless its compiler wrote it down."""
 
     def __init__(self, error):
-        self.error, self.compilations = error, 0
+        self.error = error
+        self.compilations = 0
 
     def compile(self, compiler_options=None):
         self.compilations += 1

@@ -7,7 +7,10 @@ from jax import lax
 
 from experiments.aim.compile import Flops, flops
 
-A, B, C, D = 3, 5, 7, 4
+A = 3
+B = 5
+C = 7
+D = 4
 
 
 def counted(function, *shapes):
@@ -76,7 +79,8 @@ def test_a_convolution_takes_its_kernel_for_each_entry(groups):
             feature_group_count=groups,
         )
 
-    inputs, outputs = 6, 4
+    inputs = 6
+    outputs = 4
     found = counted(apply, (2, 8, 8, inputs), (3, 3, inputs // groups, outputs))
     assert found == exactly(2 * (2 * 8 * 8 * outputs) * 3 * 3 * inputs // groups)
 

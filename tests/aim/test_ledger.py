@@ -49,7 +49,8 @@ def test_a_compiled_step_sends_what_is_counted(machine, name, request):
     names = dict.fromkeys(asked(request, "name", machine=machine))
     seen = compiled(machine, names)[name]
     assert seen["aliased"] >= seen["state"] > 0
-    counted, sent = seen["counted"], seen["sent"]
+    counted = seen["counted"]
+    sent = seen["sent"]
     more = {
         kind: sent.get(kind, 0) - counted.get(kind, 0)
         for kind in {*sent, *counted}

@@ -83,7 +83,8 @@ def test_when_is_told_by_loops_and_branches():
 
 def test_a_branch_that_sends_nothing_across_workers_is_no_sync():
     """Compilers cut the products of every step into windows by conditionals."""
-    alone, sync = ((("conditional.1", "a"),), (("conditional.2", "b"),))
+    alone = (("conditional.1", "a"),)
+    sync = (("conditional.2", "b"),)
     rows = rows_of(
         sent(is_looped=True, choices=alone),
         sent(size=1, is_looped=True, choices=sync),

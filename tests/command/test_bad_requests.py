@@ -294,7 +294,8 @@ def refused(asked, folder, **environ):
 
     They come in an empty folder, which they leave empty, without data and network.
     """
-    modules, empty = folder / "modules", folder / "empty"
+    modules = folder / "modules"
+    empty = folder / "empty"
     for made in (modules, empty):
         made.mkdir()
     path = os.pathsep.join(map(str, (ROOT, write_modules(modules))))

@@ -86,7 +86,9 @@ def test_summary_is_shown_on_stdout_and_progress_in_plain_lines_on_stderr(run):
 def test_files_agree_with_each_other_and_with_theory(run, command, workers, syncs):
     ended = run(command)
     assert ended.code == 0
-    config, lines, summary = ended.config, ended.lines, ended.summary
+    config = ended.config
+    lines = ended.lines
+    summary = ended.summary
     assert {path.name for path in ended.out.iterdir()} == {
         "config.json",
         "metrics.jsonl",
@@ -113,7 +115,8 @@ def test_files_agree_with_each_other_and_with_theory(run, command, workers, sync
 
 @pytest.mark.slow
 def test_train_loss_is_the_mean_since_the_last_line(run):
-    fine, coarse = run("--steps 32 --eval-every 8").lines, run(BASE).lines
+    fine = run("--steps 32 --eval-every 8").lines
+    coarse = run(BASE).lines
     pairs = np.reshape([line["train_loss"] for line in fine], (2, 2))
     expected = [line["train_loss"] for line in coarse]
     np.testing.assert_allclose(pairs.mean(1), expected, rtol=1e-6)  # float32 losses
@@ -128,7 +131,8 @@ def test_divergence_is_zero_right_after_a_sync_alone(run):
 
 @pytest.mark.slow
 def test_terminal_shows_a_bar_until_ctrl_c(tmp_path):
-    lengths, shown = "--steps 1000000 --dispatch-steps 16 --eval-every 1000000", b""
+    lengths = "--steps 1000000 --dispatch-steps 16 --eval-every 1000000"
+    shown = b""
 
     def read_until(pattern):
         nonlocal shown
@@ -173,7 +177,8 @@ def test_each_flag_changes_the_params():
     made = {}
     for each in FLAGS:
         plan = prepare(parse([*TINY.split(), *each.split()]))
-        s, data = plan.config, plan.data
+        s = plan.config
+        data = plan.data
         rows = sampling.rows(s.seed, 0, s.steps, s.batch_size, data.examples)
         state, _ = plan.trainer.run(plan.state, rows, plan.trainer.place(data.train))
         assert made.setdefault(params_sha256(plan.trainer.center(state)), each) == each
@@ -203,7 +208,8 @@ def test_diverged_run_ends_after_its_dispatch_with_complete_files(tmp_path):
     command = "--lr 1e6 --steps 32 --eval-every 16 --dispatch-steps 4"
     ended = lasting.run(command, tmp_path / "out")
     assert ended.code == 3
-    summary, at = ended.summary, ended.summary["diverged_at"]
+    summary = ended.summary
+    at = ended.summary["diverged_at"]
     assert set(summary) >= SUMMARY
     assert summary["diverged"] is True
     assert summary["steps"] == ended.lines[-1]["step"] == 4 * (at // 4 + 1) < 32

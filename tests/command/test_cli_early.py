@@ -94,7 +94,8 @@ def test_flags_read_from_source_are_those_of_the_factory(kind):
 
     for name in kind.files:
         function = factories.named(kind, name)
-        read, asked = describe(kind, name), factories.of_function(kind, name, function)
+        read = describe(kind, name)
+        asked = factories.of_function(kind, name, function)
         assert told(read) == told(asked)
 
 

@@ -140,7 +140,8 @@ def test_an_error_of_ones_own_is_no_lost_process():
 
 
 def test_a_link_in_the_place_of_an_unfinished_file_is_not_followed(tmp_path):
-    victim, path = tmp_path / "victim", tmp_path / "summary.json"
+    victim = tmp_path / "victim"
+    path = tmp_path / "summary.json"
     victim.write_text("precious")
     for link in (path, path.with_name(".summary.json.tmp")):
         link.symlink_to(victim)

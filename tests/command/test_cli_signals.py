@@ -13,7 +13,8 @@ from experiments.command.stopping import handling
 
 LONG = "--steps 1000000 --dispatch-steps 16 --eval-every 16"
 BEGUN = "step      16/"
-STDERR, STDOUT = "err-background", "out-background"
+STDERR = "err-background"
+STDOUT = "out-background"
 
 # A program that is found among those that were kept is not compiled.
 COMPILES = {"JAX_LOG_COMPILES": "1", CACHE: "false"}
@@ -60,7 +61,8 @@ def test_signals_while_a_command_leaves_change_no_exit_code(end, tmp_path):
     """As a scheduler sends them that wants its machine back."""
     module, _, first = end.partition(" ")
     flags, number, begun, last, code = ENDS[end]
-    words, module = f"{first} {flags}", f"experiments.{module}"
+    words = f"{first} {flags}"
+    module = f"experiments.{module}"
     with in_background(words, tmp_path / "out", module) as (process, wait_for):
         if begun:
             wait_for(begun)
@@ -69,7 +71,8 @@ def test_signals_while_a_command_leaves_change_no_exit_code(end, tmp_path):
     assert process.returncode == code
     said = (tmp_path / STDERR).read_text("utf-8")
     assert "Traceback" not in said
-    if found := re.search(r"stopped after (\d) of 3 runs", said):  # none is half made
+    found = re.search(r"stopped after (\d) of 3 runs", said)
+    if found:  # none is half made
         assert len([*tmp_path.rglob("seed-*")]) == int(found[1])
         assert not (tmp_path / "out" / "report.html").exists()
 
@@ -142,7 +145,8 @@ def test_signal_while_a_later_program_is_compiled_loses_no_training(tmp_path):
 )
 def test_signal_ends_a_program_that_has_not_begun(module, task, number, code, tmp_path):
     """While it imports a user's module, or reads the data."""
-    words, module = f"--task {task}", f"experiments.{module}"
+    words = f"--task {task}"
+    module = f"experiments.{module}"
     with in_background(words, tmp_path / "out", module) as (process, wait_for):
         wait_for("waiting in")
         process.send_signal(number)

@@ -312,7 +312,8 @@ def test_what_a_killed_download_left_goes_at_the_next(server, tmp_path):
 def test_a_link_in_place_of_a_part_is_not_followed(
     convert, server, tmp_path, monkeypatch
 ):
-    folder, other = tmp_path / "data" / "set", tmp_path / "of-another"
+    folder = tmp_path / "data" / "set"
+    other = tmp_path / "of-another"
     folder.mkdir(parents=True)
     other.write_text("kept")
     monkeypatch.setattr("secrets.token_hex", lambda count: "0badcafe")

@@ -25,7 +25,9 @@ class Squares:
     """A source that notes what was read of it, and by whom."""
 
     def __init__(self, bad=None):
-        self.bad, self.read, self.threads = bad, [], set()
+        self.bad = bad
+        self.read = []
+        self.threads = set()
 
     def __len__(self):
         return 40
@@ -94,7 +96,8 @@ def test_what_a_source_raises_comes_out_where_it_is_read():
     source = Squares(bad=int(rows(3, 1)[0, 5]))
     ahead = feeding.read_ahead(source, [(step, 1) for step in range(5)], rows)
     assert source.bad not in rows(0, 5)[:3]
-    caught, taken = [], []
+    caught = []
+    taken = []
 
     def take():
         try:

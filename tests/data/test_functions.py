@@ -60,7 +60,8 @@ def test_rosenbrock_is_rosenbrocks():
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "count"), [("quadratic", 1), ("rosenbrock", 16)])
 def test_noise_is_of_the_gradient_alone_and_falls_with_the_batch(name, count):
-    task, plain = TASKS[name](noise=2.0), TASKS[name](noise=0.0)
+    task = TASKS[name](noise=2.0)
+    plain = TASKS[name](noise=0.0)
     params = task.init(jax.random.key(1))[0]
     height, exact = loss_at(plain, params, count)
     at = jax.jit(jax.vmap(lambda seed: loss_at(task, params, count, seed)))

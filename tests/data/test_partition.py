@@ -83,7 +83,8 @@ def test_a_dirichlet_of_large_alpha_gives_all_workers_as_much_of_each_label(work
 @pytest.mark.parametrize("alpha", [0.1, 1, 10])
 def test_shares_of_a_label_have_the_moments_of_the_dirichlet(alpha):
     """Mean 1/n and variance (1/n)(1 - 1/n) / (nα + 1)."""
-    groups, workers = even_labels(600, 500), 3
+    groups = even_labels(600, 500)
+    workers = 3
     parts = shards(f"dirichlet:{alpha}", workers, 0, groups)
     shares = np.array([np.bincount(groups["label"][p], minlength=600) for p in parts])
     shares = shares / 500
@@ -155,7 +156,8 @@ def test_orders_of_a_shard_are_uniform():
 
 
 def test_orders_of_256_workers_are_drawn_once_not_at_every_dispatch(monkeypatch):
-    drawn, made = [], np.random.default_rng
+    drawn = []
+    made = np.random.default_rng
 
     def counted(key):
         drawn.append(key)

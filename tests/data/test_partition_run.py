@@ -17,8 +17,12 @@ from experiments.training.defaults import takes
 from experiments.training.prepare import checked, make_run, prepare
 from experiments.training.summary import summarize
 
-EXAMPLES, HELD_OUT, FROM = 40, 8, 1000
-WORKERS, OWN, STEPS = 2, 5, 16  # OWN examples of each worker a step
+EXAMPLES = 40
+HELD_OUT = 8
+FROM = 1000
+WORKERS = 2
+OWN = 5
+STEPS = 16  # OWN examples of each worker a step
 DRAWN = OWN * STEPS  # of each worker
 
 

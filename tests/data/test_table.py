@@ -73,7 +73,8 @@ TIME = FAR + np.arange(200) % 7 + 10 * (np.arange(200) % 2)
 def test_numbers_are_standardized_without_rounding_their_differences(
     words, numbers, tmp_path
 ):
-    path, y = tmp_path / "data.csv", np.arange(200) % 2
+    path = tmp_path / "data.csv"
+    y = np.arange(200) % 2
     rows = [f"{word},{label}" for word, label in zip(words, y, strict=True)]
     path.write_text("\n".join(["time,kind", *rows]))
     data = table(str(path)).load()
@@ -113,7 +114,8 @@ def test_labels_are_compared_as_values(y, classes, tmp_path, capsys):
 
 
 def test_what_was_read_is_said(tmp_path, capsys):
-    path, i = tmp_path / "data.csv", np.arange(50)
+    path = tmp_path / "data.csv"
+    i = np.arange(50)
     rows = zip(i[::-1], i % 3 > 0, i * 0 + 0.1, i % 25, strict=True)
     lines = [f"{a},{b},{c},{d}\n" for a, b, c, d in rows]
     path.write_text("".join([" id ,flag,same,kind\n", *lines, ",,,\n"]))

@@ -128,7 +128,8 @@ def test_the_first_tokens_of_a_stream_are_taken_and_no_more_is_read(
     path.write_text("".join(f'{{"text": "row {i}"}}\n' for i in range(20_000)))
     monkeypatch.setattr(tokens, "TRAINED_ON", 1000)
     monkeypatch.setattr(tokens, "BATCH", 1000)
-    read, rows = [], tokens.Documents._rows
+    read = []
+    rows = tokens.Documents._rows
 
     def counted(*of, **named):
         for row in rows(*of, **named):
@@ -327,7 +328,8 @@ def names(folder):
 
 
 def test_tokens_are_found_again_by_what_the_files_hold(songs, tmp_path, monkeypatch):
-    folder, path = tmp_path / "kept", songs / "a.txt"
+    folder = tmp_path / "kept"
+    path = songs / "a.txt"
     _, row = made(found(path), folder)
     kept = names(folder)
     moved = path.rename(songs / "z.txt")
@@ -413,7 +415,8 @@ def large(tmp_path):
 def test_two_processes_make_one_file_and_any_number_of_threads_the_same(
     large, tmp_path
 ):
-    one, other = tmp_path / "one", tmp_path / "other"
+    one = tmp_path / "one"
+    other = tmp_path / "other"
     command = process(large, one)
     single = process(large, other), {"RAYON_NUM_THREADS": "1"}
     ended = together([(command, {}), (command, {}), single])
@@ -535,7 +538,8 @@ def command(path, folder):
 @pytest.mark.slow
 def test_bits_per_byte_are_those_of_the_held_out_text(songs, tmp_path, capsys):
     """Counted from the exported model, and from the text's own bytes."""
-    path, out = songs / "a.txt", tmp_path / "out"
+    path = songs / "a.txt"
+    out = tmp_path / "out"
     model = tmp_path / "model.safetensors"
     words = f"{command(path, tmp_path)} --export {model} --out {out}"
     assert run.main(words.split()) == 0

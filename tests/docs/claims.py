@@ -97,7 +97,8 @@ class Part:
 
     def pairs(self, own, base):
         """The differences of two rows over the seeds of both."""
-        own, base = self.ends(own), self.ends(base)
+        own = self.ends(own)
+        base = self.ends(base)
         return np.array([own[seed] - base[seed] for seed in own.keys() & base.keys()])
 
     def labels(self):
@@ -137,7 +138,8 @@ class Part:
         """The figures that a placeholder asks for."""
         if hole == "runs":
             return [sum(len(lines_of(x)) for x in self.records.values())]
-        what, rows = hole.rpartition(": ")[0], self.rows(hole)
+        what = hole.rpartition(": ")[0]
+        rows = self.rows(hole)
         if what in ("bytes", "percent"):  # of the first row, in those of the second
             sent = [self.values(x, "bytes_per_worker").mean() for x in rows]
             return [sent[0] / sent[1] * (100 if what == "percent" else 1)]
@@ -146,7 +148,8 @@ class Part:
         if what in ("rates", "trials", "draws"):  # of tuning; draws: seeds of a trial
             path, same = rows[0]
             own = [x for x in lines_of(path) if x | same | {"reported": False} == x]
-            rates, draws = {x["lr"] for x in own}, {x["seed"] for x in own}
+            rates = {x["lr"] for x in own}
+            draws = {x["seed"] for x in own}
             found = {"rates": rates, "draws": draws, "trials": own}[what]
             return [len(found) / (len(draws) if what == "trials" else 1)]
         if what == "seeds":
@@ -204,7 +207,8 @@ def claimed(page):
     text = (ROOT / page).read_text("utf-8")
     made = []
     for claims in CLAIMS.get(page, []):
-        part, each = Part(claims), claims.get("each", "")
+        part = Part(claims)
+        each = claims.get("each", "")
         at = text.index(claims.get("after", ""))
         rows = [x for x in part.labels() if x != claims.get("but")] if each else []
         lines = [each.replace("ROW", x) for x in rows]

@@ -23,7 +23,8 @@ def named(paths):
 
 @named(SCRIPTS)
 def test_shellcheck_finds_nothing(path):
-    if not (program := shutil.which("shellcheck")):
+    program = shutil.which("shellcheck")
+    if not program:
         pytest.skip("shellcheck is not installed")
     found = subprocess.run([program, path], capture_output=True, text=True)
     assert found.returncode == 0, found.stdout
@@ -31,7 +32,8 @@ def test_shellcheck_finds_nothing(path):
 
 def known_to_kubernetes(manifest):
     """Returns the parts of a manifest that are Kubernetes' own, as manifests."""
-    spec, kind = manifest["spec"], manifest["kind"]
+    spec = manifest["spec"]
+    kind = manifest["kind"]
     about = {"metadata": {"name": "part"}}
     if kind in ("Service", "Job"):
         return [manifest]

@@ -39,7 +39,8 @@ def steps(workflow):
 def test_commands_of_workflow_name_files_that_exist(path):
     for step in steps(read(path)):
         for word in shlex.split(step.get("run", ""), comments=True):
-            if (found := PATH.fullmatch(word)) and not found[1].startswith("docs/_"):
+            found = PATH.fullmatch(word)
+            if found and not found[1].startswith("docs/_"):
                 assert (ROOT / found[1]).exists(), word
 
 

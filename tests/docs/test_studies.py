@@ -86,7 +86,8 @@ def test_a_table_is_what_its_records_say(path):
 def test_reported_runs_have_the_values_that_tuning_chose(path):
     flag, key = heads_of(path)
     side = 1 if key == "test_accuracy" else -1
-    trials, chosen = {}, {}
+    trials = {}
+    chosen = {}
     for line in lines_of(records_of(path)):
         at = line["label"], line.get(flag)
         values = tuple(line.get(x) for x in TUNED)

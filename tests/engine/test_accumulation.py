@@ -40,9 +40,11 @@ def train(optimizer, resident, **options):
         loss, optimizer, syncalgos.bmuf(3), workers=4, **placed(options)
     )
     state = trainer.init(wide(make_params()), {"seen": np.zeros(6)})
-    batches, data = wide(BATCHES), None
+    batches = wide(BATCHES)
+    data = None
     if resident:
-        batches, data = ROWS, trainer.place(wide(DATA))
+        batches = ROWS
+        data = trainer.place(wide(DATA))
     state, metrics = trainer.run(state, batches, data)
     evaluated = trainer.evaluate(state, batches, data)
     return trainer.center(state), state.replica, metrics, evaluated
@@ -71,7 +73,8 @@ def test_microbatches_are_consecutive_and_hand_buffers_on():
     state, metrics = trainer.run(state, wide(BATCHES))
 
     means = BATCHES["x"].astype(float).reshape(12, 4, 3, 2, 6).mean((-1, -2))
-    mean, seen = np.zeros(4), []  # of each worker
+    mean = np.zeros(4)
+    seen = []  # of each worker
     for step in range(12):
         for microbatch in range(3):
             mean = 0.5 * mean + 0.5 * means[step, :, microbatch]
@@ -164,7 +167,8 @@ def test_tokens_weigh_the_same_over_workers_and_microbatches(
     page = {}
     exec(section.partition("```python\n")[2].partition("```")[0], page)
     rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(3, 24, 5, 6)), rng.normal(size=(3, 24, 5))
+    x = rng.normal(size=(3, 24, 5, 6))
+    y = rng.normal(size=(3, 24, 5))
     weights = draw_weights(rng)
     weights[:, :4] = 0  # two thirds of the first worker's examples
     trainer = syncalgos.DataParallel(

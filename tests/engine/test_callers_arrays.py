@@ -8,7 +8,8 @@ import pytest
 
 import syncalgos as sa
 
-STEPS, BATCH = 16, 4096  # large: the devices still read when a call returns
+STEPS = 16
+BATCH = 4096  # large: the devices still read when a call returns
 ROWS = np.full((STEPS, BATCH), 2, np.int32)
 ALONE = sa.as_optimizer(sa.lookahead(2), optax.sgd(1.0))
 STACKED = sa.stacked(sa.diloco(1, axis="w"))

@@ -36,7 +36,8 @@ def host(tree):
 def test_any_split_into_dispatches_gives_the_same_numbers():
     def in_parts(count):
         trainer = plain_trainer()
-        state, losses = trainer.init(make_params()), []
+        state = trainer.init(make_params())
+        losses = []
         for first in range(0, 12, 12 // count):
             rows = slice(first, first + 12 // count)
             part = {name: x[rows] for name, x in BATCHES.items()}
@@ -52,7 +53,8 @@ def test_any_split_into_dispatches_gives_the_same_numbers():
 
 
 def test_a_step_is_a_run_of_one_step_without_its_axis():
-    trainer, batch = plain_trainer(), jax.tree.map(lambda x: x[0], BATCHES)
+    trainer = plain_trainer()
+    batch = jax.tree.map(lambda x: x[0], BATCHES)
     first = jax.tree.map(lambda x: x[:1], BATCHES)
     state, metrics = trainer.step(trainer.init(make_params()), batch)
     expected, of_run = trainer.run(trainer.init(make_params()), first)
@@ -156,9 +158,11 @@ def test_evaluate_weighs_examples_that_workers_do_not_divide_as_all_others(
     trainer = plain_trainer()
     state, _ = trainer.run(trainer.init(make_params()), BATCHES)
     before = host((state.replica, state.sync))
-    batches, data = jax.tree.map(lambda x: x[:, :examples], BATCHES), None
+    batches = jax.tree.map(lambda x: x[:, :examples], BATCHES)
+    data = None
     if resident:
-        batches, data = ROWS[:, :examples], trainer.place(DATA)
+        batches = ROWS[:, :examples]
+        data = trainer.place(DATA)
     else:
         batches["empty"] = np.zeros((12, examples, 0))
     metrics = trainer.evaluate(state, batches, data)
@@ -174,7 +178,8 @@ def test_evaluate_uses_the_evaluation_loss():
     def twice(params, buffers, batch, key):
         return 2 * plain_loss(params, batch), (buffers, {"hits": batch["x"][:, 0] > 0})
 
-    plain, other = plain_trainer(), make_trainer(eval_loss=twice)
+    plain = plain_trainer()
+    other = make_trainer(eval_loss=twice)
     states = [t.init(make_params()) for t in (plain, other)]
     once = plain.evaluate(states[0], BATCHES)
     metrics = other.evaluate(states[1], BATCHES)
@@ -260,7 +265,8 @@ def test_a_mesh_that_the_users_program_has_set_changes_nothing():
         batches = jax.tree.map(jnp.asarray, BATCHES)
         state, metrics = trainer.run(state, batches)
         state = trainer.from_host(trainer.to_host(state))
-        apart, sent = trainer.divergence(state), repr(trainer.communication(state, 3))
+        apart = trainer.divergence(state)
+        sent = repr(trainer.communication(state, 3))
         evaluated = trainer.evaluate(state, batches)
         return host((metrics, evaluated, trainer.center(state).params)), apart, sent
 
@@ -278,7 +284,8 @@ def test_negatives_of_all_workers_are_those_of_the_whole_batch():
     """As docs/strategies.md has it: workers add up to one with their batches."""
 
     def loss(params, batch):
-        one, other = batch["x"] @ params["w"], batch["x"] ** 2 @ params["w"]
+        one = batch["x"] @ params["w"]
+        other = batch["x"] ** 2 @ params["w"]
         everyone = syncalgos.collectives.gather(other).reshape(-1, other.shape[-1])
         labels = syncalgos.collectives.index() * len(one) + jnp.arange(len(one))
         logits = one @ everyone.T
@@ -354,7 +361,8 @@ def test_batches_that_do_not_divide_are_assessed_too():
 @pytest.mark.slow
 def test_an_assessment_that_was_compiled_before_is_the_one_that_runs():
     trainer = make_trainer(syncalgos.bmuf(3))
-    state, data = trainer.init(make_params()), trainer.place(DATA)
+    state = trainer.init(make_params())
+    data = trainer.place(DATA)
     held_out = ROWS[:2], data
     trainer.compile(state, (ROWS, data), held_out, assesses=True)
     seconds = trainer.compile_seconds
@@ -395,7 +403,8 @@ def test_nothing_is_compiled_twice():
     weak = Strategy(init=lambda params: jnp.float32(0), sync=weakly)
     trainer = make_trainer(syncalgos.chain(syncalgos.bmuf(3), weak))
     params = {"w": jnp.ones((6, 1)), "b": jnp.asarray([0.0])}
-    state, data = trainer.init(params), trainer.place(DATA)
+    state = trainer.init(params)
+    data = trainer.place(DATA)
     for rows in (ROWS, ROWS[:1]):
         state, _ = trainer.run(state, rows, data)
     trainer.evaluate(state, ROWS[:2], data)
@@ -417,7 +426,8 @@ def test_many_dispatches_do_not_deadlock(backend):
     """Without throttling, executions in flight abort after 40 s (docs/design.md)."""
     trainer = make_trainer(syncalgos.sync_sgd(), workers=6, backend=backend)
     assert trainer.layout.shape == (3, 2)
-    state, data = trainer.init(make_params()), trainer.place(DATA)
+    state = trainer.init(make_params())
+    data = trainer.place(DATA)
     for _ in range(300):
         state, _ = trainer.run(state, ROWS[:1], data)
     assert int(state.step) == 300

@@ -62,7 +62,8 @@ def ran(batches=BATCHES, buffers=(), **options):
     """Takes local steps."""
 
     def call():
-        trainer, state = make_trainer(**options), plain_state()
+        trainer = make_trainer(**options)
+        state = plain_state()
         if buffers or options.keys() & {"strategy", "backend"}:
             state = trainer.init(PARAMS, buffers)
         trainer.run(state, batches)
@@ -149,7 +150,9 @@ def with_step(leaf):
 class Tensor:
     """An array of another library."""
 
-    shape, dtype, __module__ = (12, 24), "torch.float32", "torch"
+    shape = (12, 24)
+    dtype = "torch.float32"
+    __module__ = "torch"
 
 
 TENSOR = "is a torch.Tensor, not an array of NumPy or jax"
@@ -448,7 +451,8 @@ OF_LOSSES = [
 ]
 
 
-BMUF, SYNC_SGD = sa.bmuf(), sa.sync_sgd()
+BMUF = sa.bmuf()
+SYNC_SGD = sa.sync_sgd()
 
 
 def talking(params, batch):
@@ -536,7 +540,8 @@ def by_size(params):
 
 
 WITHOUT = sa.Strategy(sync=lambda r, s, t: (r._replace(opt_state=()), s))
-FLOATS, WHOLE = np.zeros((3, 2)), np.zeros(2, int)
+FLOATS = np.zeros((3, 2))
+WHOLE = np.zeros(2, int)
 CUT = {"accumulate": 2, "tables": {"w": True, "b": False}}
 IN_PARTS = losing(
     lambda p, b, x, key: (p["w"].sum(), (b, {WEIGHT: 1})),
@@ -684,7 +689,8 @@ def test_an_assertion_of_the_users_stays_theirs():
 
 
 def test_params_are_said_to_be_where_they_are():
-    trainer, state = plain_trainer(), plain_state()
+    trainer = plain_trainer()
+    state = plain_state()
     with pytest.raises(AttributeError, match=r"center\(state\).params for one plain"):
         _ = state.params  # pyright: ignore
     with pytest.raises(TypeError, match=r"use .params\['w'\]"):
@@ -774,7 +780,8 @@ def test_a_center_waits_untrained_for_the_first_sync(strategy, waits):
 
 def test_an_untrained_center_is_warned_of_once():
     trainer = make_trainer(sa.bmuf(6), backend="vmap")
-    state, three = trainer.init(PARAMS), jax.tree.map(lambda x: x[:3], BATCHES)
+    state = trainer.init(PARAMS)
+    three = jax.tree.map(lambda x: x[:3], BATCHES)
     for steps in (0, 3, 6):
         if steps:
             state, _ = trainer.run(state, three)

@@ -13,7 +13,8 @@ from tiers import tiers
 
 import syncalgos as sa
 
-FIRST, SECOND = {"lr": 0.1, "mu": 0.5}, {"lr": 0.03, "mu": 0.8}
+FIRST = {"lr": 0.1, "mu": 0.5}
+SECOND = {"lr": 0.03, "mu": 0.8}
 
 
 def sgd(numbers):
@@ -46,7 +47,8 @@ assert_close = partial(trees.assert_close, rtol=1e-5, atol=1e-6)
 
 
 def test_another_record_compiles_nothing_and_trains_as_a_constant_does():
-    trainer, own = trainer_of(), constant(SECOND)
+    trainer = trainer_of()
+    own = constant(SECOND)
     results(trainer, trainer.init(make_params(), hyperparams=FIRST))
     before = trainer.compile_seconds
     found = results(trainer, trainer.init(make_params(), hyperparams=SECOND))
@@ -86,7 +88,8 @@ def test_others_may_take_their_place_in_the_middle():
     before = trainer.compile_seconds
     _, metrics = trainer.run(state._replace(hyperparams=SECOND), BATCHES)
     assert trainer.compile_seconds == before
-    first, second = constant(FIRST), constant(SECOND)
+    first = constant(FIRST)
+    second = constant(SECOND)
     half, _ = first.run(first.init(make_params()), BATCHES)
     expected = second.run(second.from_host(first.to_host(half)), BATCHES)[1]
     assert_close(metrics["loss"], expected["loss"])

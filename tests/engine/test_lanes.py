@@ -63,7 +63,8 @@ def train(
 ):
     """Returns the trainer, the last state and the metrics of all steps."""
     trainer = make_trainer(strategy, loss=loss, **options)
-    state, reported = trainer.init(PARAMS, buffers), []
+    state = trainer.init(PARAMS, buffers)
+    reported = []
     data = data and trainer.place(data)
     for first, end in zip((0, *ends), ends, strict=False):
         part = jax.tree.map(lambda x, a=first, b=end: x[a:b], batches)

@@ -10,7 +10,9 @@ import pytest
 
 import syncalgos as sa
 
-WORKERS, STEPS, SIZE = 16, 2, 3000
+WORKERS = 16
+STEPS = 2
+SIZE = 3000
 BATCHES = np.ones((STEPS, WORKERS), np.float32)
 
 

@@ -22,7 +22,8 @@ from experiments.tasks.task import losses
 from experiments.training.summary import params_sha256
 from syncalgos import Replica, collectives
 
-WORKERS, STEPS = 3, 2 * PERIOD
+WORKERS = 3
+STEPS = 2 * PERIOD
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(STEPS, WORKERS * 4, 6)).astype(np.float32)
 BATCHES = {"x": X, "y": np.sin(X.sum(-1, keepdims=True))}
@@ -44,7 +45,8 @@ def own_loop(strategy, optimizer, start):
             jnp.asarray, (replica, strategy.init(replica.params))
         )
 
-        gradient, first = jax.grad(loss_of_all(plain_loss)), (replica, state)
+        gradient = jax.grad(loss_of_all(plain_loss))
+        first = (replica, state)
         _, centers = local_steps(strategy, optimizer, gradient, first, batches)
         return jax.tree.map(lambda x: x[-1], centers)
 

@@ -9,7 +9,8 @@ from problems.held import Held
 
 import syncalgos as sa
 
-STEPS, BATCH = 8, 12
+STEPS = 8
+BATCH = 12
 X = np.random.default_rng(0).normal(size=(STEPS, BATCH, 3)).astype(np.float32)
 BATCHES = {"x": X, "y": X @ np.array([1.0, -2.0, 0.5], np.float32)}
 

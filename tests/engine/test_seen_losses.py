@@ -10,7 +10,9 @@ import syncalgos as sa
 from syncalgos import collectives
 from syncalgos.strategy import Strategy
 
-WORKERS, STEPS, LR = 4, 12, 0.1
+WORKERS = 4
+STEPS = 12
+LR = 0.1
 rng = np.random.default_rng(3)
 TARGETS = rng.normal(size=(STEPS, WORKERS)).astype(np.float32)
 
@@ -37,7 +39,8 @@ def averaging_those_whose_loss_fell():
 
 def recurrence(period):
     """Yields the params of all workers after each step."""
-    w, last = np.zeros(WORKERS), np.full(WORKERS, np.inf)
+    w = np.zeros(WORKERS)
+    last = np.full(WORKERS, np.inf)
     for step, target in enumerate(TARGETS.astype(float)):
         losses = (w - target) ** 2
         w = w - LR * 2 * (w - target)
@@ -61,7 +64,8 @@ def trainer_of(strategy, backend="vmap", form=None):
 
 def trained(strategy, *options, parts=(STEPS,)):
     trainer = trainer_of(strategy, *options)
-    state, metrics = trainer.init({"w": jnp.zeros(())}), {}
+    state = trainer.init({"w": jnp.zeros(())})
+    metrics = {}
     for part in np.split(TARGETS, np.cumsum(parts)[:-1]):
         state, metrics = trainer.run(state, part)
     assert state.replica.loss == ()  # it is given, and not kept
@@ -101,7 +105,8 @@ def test_a_vote_may_go_by_the_loss():
         return replica.loss > 2.0
 
     metrics = trained(sa.decided(sa.average()._replace(sees_loss=True), rose))[1]
-    w, expected = np.zeros(WORKERS), []
+    w = np.zeros(WORKERS)
+    expected = []
     for target in TARGETS:
         expected.append(((w - target) ** 2 > 2.0).any())
         w = w - LR * 2 * (w - target)
@@ -119,7 +124,8 @@ def test_a_reduction_may_weigh_gradients_by_the_loss():
     own, *_ = trained(Strategy(reduce=reduce, sees_loss=True))
     w = 0.0
     for target in TARGETS.astype(float):
-        losses, grads = (w - target) ** 2, 2 * (w - target)
+        losses = (w - target) ** 2
+        grads = 2 * (w - target)
         w -= LR * (losses * grads).sum() / losses.sum()
     np.testing.assert_allclose(own, w, rtol=1e-5)
 

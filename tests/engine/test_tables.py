@@ -38,7 +38,8 @@ def take(table, ids):
 def gradient(params, batch):
     """The loss and its gradient, by hand in NumPy."""
     (first, second, target), words = batch, params["words"]
-    pair, kernel = words[first] * words[second], params["rest"]["kernel"]
+    pair = words[first] * words[second]
+    kernel = params["rest"]["kernel"]
     output = pair @ kernel + params["rest"]["bias"] + params["scale"][first]
     error = (output - target) / len(target)
     grads = jax.tree.map(np.zeros_like, params)
@@ -61,7 +62,8 @@ def literal(rule, workers):
     """
     tables = {name: START[name] for name in ("scale", "words")}
     rests = [START["rest"]] * workers
-    center, block = START["rest"], jax.tree.map(np.zeros_like, START["rest"])
+    center = START["rest"]
+    block = jax.tree.map(np.zeros_like, START["rest"])
     (of_tables, of_rests), losses = jax.tree.map(np.zeros_like, (tables, rests)), []
 
     def heavy_ball(velocity, grads):
@@ -79,7 +81,8 @@ def literal(rule, workers):
         shared = mean([{name: g[name] for name in tables} for g in grads])
         of_tables = heavy_ball(of_tables, shared)
         of_rests = heavy_ball(of_rests, [g["rest"] for g in grads])
-        tables, rests = stepped(tables, of_tables), stepped(rests, of_rests)
+        tables = stepped(tables, of_tables)
+        rests = stepped(rests, of_rests)
         if (step + 1) % PERIOD == 0:
             if rule == "bmuf":  # Δ ← μ Δ + mean(θ) - w;   w ← w + Δ
                 block = jax.tree.map(
@@ -96,7 +99,8 @@ def literal(rule, workers):
 
 def train(trainer):
     """Returns the state, the metrics and the center, after two dispatches."""
-    state, losses = trainer.init(START), []
+    state = trainer.init(START)
+    losses = []
     for first in (0, STEPS // 2):
         part = [x[first : first + STEPS // 2] for x in BATCHES]
         state, metrics = trainer.run(state, tuple(part))
@@ -176,7 +180,8 @@ def test_a_model_of_tables_alone_leaves_nothing_to_the_strategy():
 
 
 def test_what_is_sent_for_tables_is_none_of_the_strategys():
-    whole, parts = make(sa.sync_sgd(), look=take, tables=None), make(sa.sync_sgd())
+    whole = make(sa.sync_sgd(), look=take, tables=None)
+    parts = make(sa.sync_sgd())
     sent = [t.communication(t.init(START), 3) for t in (whole, parts)]
     ring = 2 * 3 / 4 * 8  # bytes that one of four sends of each number
     assert sent[0].bytes_per_worker == 3 * ring * (4 + 4 * ROWS)
@@ -315,7 +320,8 @@ def gradient_problem(workers):
     kernels = np.random.default_rng(1).normal(size=(workers, 3))
     batch = [x[0].reshape(workers, -1) for x in BATCHES]
     parts = np.stack(np.split(START["words"], workers))
-    expected, step = np.zeros((ROWS, 3)), 1e-5
+    expected = np.zeros((ROWS, 3))
+    step = 1e-5
     for entry in np.ndindex(ROWS, 3):
         change = np.zeros((ROWS, 3))
         change[entry] = step

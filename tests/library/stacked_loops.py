@@ -22,7 +22,8 @@ from trees import largest
 import syncalgos
 from syncalgos import Replica
 
-STEPS, WORKERS = 2 * PERIOD, 4
+STEPS = 2 * PERIOD
+WORKERS = 4
 SPECS = {"bias": P("fsdp"), "in": P(None, "fsdp"), "out": P("fsdp"), "scale": P()}
 SHAPES = {"bias": (16,), "in": (8, 16), "out": (16, 8), "scale": ()}
 
@@ -43,7 +44,8 @@ def loss(params, batch):
 def in_a_loop(name, mesh, by_shard_map):
     """Replicas and center of a loop over stacked arrays, donated."""
     params, batches = numbers()
-    optimizer, spmd = owed(name).optimizer, mesh and "diloco"
+    optimizer = owed(name).optimizer
+    spmd = mesh and "diloco"
     strategy = make(name, axis="diloco")
     strategy = syncalgos.stacked(strategy, mesh if by_shard_map else None)
     mapped = partial(jax.vmap, spmd_axis_name=spmd)  # the framework's

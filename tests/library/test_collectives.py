@@ -17,7 +17,8 @@ def groups_of(workers):
 
 def permutations_of(workers):
     rng = np.random.default_rng(workers)
-    identity, turned = np.arange(workers), np.roll(np.arange(workers), 1)
+    identity = np.arange(workers)
+    turned = np.roll(np.arange(workers), 1)
     return [identity, turned, *(rng.permutation(workers) for _ in range(3))]
 
 

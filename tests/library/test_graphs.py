@@ -55,7 +55,8 @@ def test_the_guide_explains_every_name():
     ("workers", "rows"), [(4, 2), (6, 2), (12, 3), (16, 4), (7, 1)]
 )
 def test_a_torus_is_a_grid_whose_ends_are_joined(workers, rows):
-    length, pairs = workers // rows, []
+    length = workers // rows
+    pairs = []
     for i in range(workers):
         row, column = divmod(i, length)
         pairs.append((i, row * length + (column + 1) % length))
@@ -159,8 +160,10 @@ def test_mixing_by_permutes_is_the_dense_product(data, workers, seed):
 @pytest.mark.parametrize("fails", [None, 1])
 def test_givers_share_their_sums_by_columns(fails):
     """Rows do not add up to 1; who fails to give keeps its whole sum."""
-    weights, values = graphs.COLUMNS[:1], np.float32([1, 10, 100, 1000])
-    sends, shares = np.arange(4) != fails, weights[0].copy()
+    weights = graphs.COLUMNS[:1]
+    values = np.float32([1, 10, 100, 1000])
+    sends = np.arange(4) != fails
+    shares = weights[0].copy()
     shares[:, ~sends] = np.eye(4)[:, ~sends]
     found = over_workers(_topology.push, weights, values, sends)
     np.testing.assert_allclose(found, shares @ values, rtol=1e-6)
@@ -183,7 +186,8 @@ def test_mixing_is_the_same_on_devices_and_lanes():
         result = on_workers(layout, program, values.reshape(*layout.shape, 7))
         return [np.asarray(x).reshape(6, 7) for x in jax.tree.leaves(result)]
 
-    here, there = on("vmap", 1), on("shard_map", 2)
+    here = on("vmap", 1)
+    there = on("shard_map", 2)
     np.testing.assert_array_equal(here, there)
     for name, move, pushed in zip(NAMED, here[:3], here[3:], strict=True):
         found = sa.graph(name, 6).weights

@@ -12,7 +12,8 @@ from jax.sharding import PartitionSpec as P
 from syncalgos import Strategy, _jaxprs, collectives, communication
 from syncalgos._engine import lone_branches
 
-ONE, TWO = np.float32([1, 2]), np.float32([3, 5])
+ONE = np.float32([1, 2])
+TWO = np.float32([3, 5])
 WORKERS = {"axis_env": [("devices", 2), ("lanes", 1)]}
 
 
@@ -78,7 +79,8 @@ def test_operands_reach_the_inputs_of_what_runs_once(name):
             return _jaxprs.follow(*arms[-1], visit)
         return [equation.primitive.bind(*values, **equation.params)]
 
-    met, called = [], ONCE[name](lambda x, y: 2 * x - y)
+    met = []
+    called = ONCE[name](lambda x, y: 2 * x - y)
     jaxpr = jax.make_jaxpr(called)(ONE, TWO)
     np.testing.assert_array_equal(_jaxprs.follow(jaxpr, [ONE, TWO], visit)[0], [-1, -1])
     assert name in met

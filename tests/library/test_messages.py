@@ -13,7 +13,8 @@ from syncalgos import collectives
 from syncalgos._keys import uniform
 from syncalgos.collectives import _messages
 
-DEVICES, LANES = 2, 3
+DEVICES = 2
+LANES = 3
 DTYPES = jnp.float32, jnp.int32, jnp.bool_, jnp.bfloat16, jnp.complex64, jnp.uint8
 
 
@@ -64,7 +65,8 @@ MOVES = {
 # A program each: XLA for CPUs mixed up, rarely, the collectives of one with all.
 @pytest.mark.parametrize("name", tiers(MOVES, ["mean"]))
 def test_joined_and_cut_arrays_arrive_as_they_were(between_processes, name):
-    tree, move = leaves(), MOVES[name]
+    tree = leaves()
+    move = MOVES[name]
     plain = on_workers(move, tree, jax.vmap)
     for message, bucket in [(20, 16), (10_000, 10_000)]:
         between_processes(message, bucket)

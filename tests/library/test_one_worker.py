@@ -65,7 +65,8 @@ MORE = (
 def test_it_trains_as_the_engine_does_with_one_worker(names):
     inner = side_by_side.optimizers({name: owed(name).optimizer for name in names})
     strategy = side_by_side.strategies({name: make(name) for name in names})
-    of_all, start = side_by_side.loss_of_all(loss), dict.fromkeys(names, PARAMS)
+    of_all = side_by_side.loss_of_all(loss)
+    start = dict.fromkeys(names, PARAMS)
     optimizer = optax.chain(optax.identity(), syncalgos.as_optimizer(strategy, inner))
     own, state = trained(optimizer, start, data(), of_all)
     trainer = syncalgos.DataParallel(
@@ -75,7 +76,8 @@ def test_it_trains_as_the_engine_does_with_one_worker(names):
     params = jax.tree.map(lambda x: np.asarray(x)[0, 0], theirs.replica.params)
     center = syncalgos.center_of(strategy, state, own)
     for name in names:
-        mine, others = (own, center), (params, trainer.center(theirs).params)
+        mine = (own, center)
+        others = (params, trainer.center(theirs).params)
         pairs = [jax.tree.leaves([x[name] for x in both]) for both in (mine, others)]
         for x, y in zip(*pairs, strict=True):
             np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-6, err_msg=name)
@@ -104,7 +106,8 @@ def test_it_fits_into_chains_and_passes_the_loss_on():
         syncalgos.as_optimizer(syncalgos.lookahead(3), inner),
     )
     params = jax.tree.map(jnp.asarray, PARAMS)
-    state, update = optimizer.init(params), jax.jit(optimizer.update)
+    state = optimizer.init(params)
+    update = jax.jit(optimizer.update)
     for _ in range(4):
         _, state = update(params, state, params, value=jnp.float32(1))
     # A loss that does not fall cuts the rate.
@@ -125,7 +128,8 @@ def test_averages_of_bfloat16_params_are_those_of_float32(name):
     optimizer = syncalgos.as_optimizer(make(name, **told), optax.sgd(2.0**-6))
 
     def after(dtype):
-        start, batches = jnp.ones(3, dtype), np.zeros(32)
+        start = jnp.ones(3, dtype)
+        batches = np.zeros(32)
         params, state = trained(optimizer, start, batches, lambda x, _: -x.sum())
         assert params.dtype == dtype
         return jax.tree.leaves(state.sync)
@@ -176,7 +180,8 @@ def test_sharded_params_stay_sharded():
     assert all(size[0] == 4 for size in sizes if len(size) == 2)
 
 
-LABELS, SEEN = {"seen": "outer", "frozen": "none"}, {"seen": True, "frozen": False}
+LABELS = {"seen": "outer", "frozen": "none"}
+SEEN = {"seen": True, "frozen": False}
 
 
 @pytest.mark.parametrize(

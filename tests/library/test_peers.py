@@ -105,7 +105,8 @@ def test_collectives_over_threads_have_the_values_of_a_mapped_axis(kind):
                 y = expected[dtype][rank]
                 assert (x.dtype, x.shape) == (y.dtype, y.shape), (name, dtype)
                 if dtype == "key":
-                    x, y = jax.random.key_data(x), jax.random.key_data(y)
+                    x = jax.random.key_data(x)
+                    y = jax.random.key_data(y)
                 np.testing.assert_array_equal(x, y, err_msg=f"{name} of {dtype}")
 
 

@@ -231,7 +231,8 @@ def test_a_fixed_delay_does_not_grow_with_the_period():
 @pytest.mark.slow
 def test_syncs_that_follow_another_law_than_their_period_are_not_planned_by_it():
     rate = optax.cosine_decay_schedule(0.4, 200)
-    grows, apart = sa.qsr(4, learning_rate=rate), sa.every(sa.model_averaging(4), 6)
+    grows = sa.qsr(4, learning_rate=rate)
+    apart = sa.every(sa.model_averaging(4), 6)
     for found in (plan(grows, steps=200), plan(apart)):
         assert (found.period, found.enough) == (None, None)
         assert "; no period is known" in str(found)

@@ -27,7 +27,8 @@ from tiers import tiers
 
 pytestmark = pytest.mark.usefixtures("float64")
 
-WORKERS, DELAY = 4, 2
+WORKERS = 4
+DELAY = 2
 MATCHINGS = [[1, 0, 3, 2], [2, 3, 0, 1]]
 SGD = optax.sgd(LR, momentum=MOMENTUM)
 
@@ -47,7 +48,10 @@ def loscar():
 
 
 def adacomm():
-    before, period, last, first = [START] * WORKERS, 1, -1, None
+    before = [START] * WORKERS
+    period = 1
+    last = -1
+    first = None
     for step, theta in local_steps(WORKERS):
         if step - last == period:
             losses = [
@@ -60,7 +64,8 @@ def adacomm():
                 )
             ]
             first = first or np.mean(losses)  # of step 0
-            period, last = np.ceil(np.sqrt(np.mean(losses) / first) * PERIOD), step
+            period = np.ceil(np.sqrt(np.mean(losses) / first) * PERIOD)
+            last = step
             theta[:] = [mean(theta)] * WORKERS
         before = list(theta)
         yield mean(theta), theta
@@ -97,7 +102,9 @@ def acco():
 
 def cocodc():
     fragment = by_leaf(lambda number, x: np.full(x.shape, number % 2), START)
-    anchor, velocity, arrived = START, np.zeros_like(START), START
+    anchor = START
+    velocity = np.zeros_like(START)
+    arrived = START
     on_the_way = {}
     for step, theta in local_steps(WORKERS):
         if step in on_the_way:

@@ -78,7 +78,9 @@ def test_lookahead_mixes_a_round_of_fast_steps_with_none():
 @pytest.mark.slow
 @pytest.mark.parametrize("period", [1, 4])
 def test_averaging_has_the_noise_floor_of_sync_sgd(period):
-    rate, workers, entries = 0.3, 4, 2000
+    rate = 0.3
+    workers = 4
+    entries = 2000
     noise = np.random.default_rng(0).normal(size=(60, workers, entries))
 
     def loss(params, batch):

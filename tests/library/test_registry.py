@@ -90,7 +90,8 @@ def test_every_file_of_an_algorithm_is_registered_once():
 
 @pytest.mark.parametrize("name", BY_POSITION)
 def test_the_parameters_of_the_design_are_taken_by_position(name):
-    factory, (parameters, values) = sa.ALGORITHMS[name], BY_POSITION[name]
+    factory = sa.ALGORITHMS[name]
+    (parameters, values) = BY_POSITION[name]
     by_name = factory(**dict(zip(parameters, values, strict=True)))
     by_position = factory(*values)
     assert repr(by_position) == repr(by_name)

@@ -31,12 +31,14 @@ def found(tmp_path_factory):
 
 def part(found, worker, name, which):
     """Arrays of one worker by their names in the model."""
-    arrays, start = found[worker][0], f"{name} {which} "
+    arrays = found[worker][0]
+    start = f"{name} {which} "
     return {k.removeprefix(start): arrays[k] for k in arrays if k.startswith(start)}
 
 
 def loss(params, batch):
-    x, y = batch["x"], batch["y"]
+    x = batch["x"]
+    y = batch["y"]
     x = (x - x.mean(0)) / jnp.sqrt(x.var(0) + 1e-5)  # torch's batch norm, in training
     x = x * params["0.weight"] + params["0.bias"]
     x = jnp.tanh(x @ params["1.weight"].T + params["1.bias"])
@@ -60,10 +62,8 @@ def test_torch_loop_trains_as_data_parallel_does(found, name):
     center = jax.device_get(trainer.center(state).params)
     stacked = jax.device_get(state.replica.params)
     for worker in range(its.WORKERS):
-        ours, theirs = (
-            part(found, worker, name, "held"),
-            part(found, worker, name, "center"),
-        )
+        ours = part(found, worker, name, "held")
+        theirs = part(found, worker, name, "center")
         for key in held:
             own = stacked[key].reshape(its.WORKERS, *held[key].shape)[worker]
             assert np.abs(own - held[key]).max() > 1e-2

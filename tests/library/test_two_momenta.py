@@ -21,7 +21,8 @@ def growth(curvature, period, momentum, nesterov, resets=False, rate=1.0, late=0
     the factor is the largest eigenvalue of its matrix.
     """
     center, m, v, sent = np.eye(4)
-    x, m = center, m * (not resets)
+    x = center
+    m = m * (not resets)
     for _ in range(period):
         m = INNER * m + curvature * x
         x = x - m
@@ -105,7 +106,8 @@ def test_what_the_studies_say_of_the_limit():
     assert limit(12, 0.9, False, resets=True) > 3.3
     assert limit(12, 0.9, True) == pytest.approx(0.051, rel=0.02)
     # The mean of gradients that Adam keeps is a heavy ball with a tenth of the rate.
-    each, tenth = limit(1, 0.9, True, rate=0.1), limit(10, 0.9, True, rate=0.7)
+    each = limit(1, 0.9, True, rate=0.1)
+    tenth = limit(10, 0.9, True, rate=0.7)
     assert [10 * limit(1, 0, True), 10 * each] == pytest.approx([38, 0.298], rel=0.02)
     assert 10 * tenth == pytest.approx(32.4, rel=0.02)
 

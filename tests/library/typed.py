@@ -239,7 +239,8 @@ def in_a_stack() -> Any:
     """Takes a step of a strategy of stacked replicas."""
     strategy = sa.stacked(sa.easgd(1, axis="replica"))
     params = {"w": np.ones((2, 4), np.float32)}
-    replica, state = sa.Replica(params), strategy.init(params)
+    replica = sa.Replica(params)
+    state = strategy.init(params)
     _, state = strategy.reduce(params, replica, state, 0)
     replica, state = strategy.sync(replica, state, 0)
     return strategy.center(replica.params, state)
@@ -263,7 +264,8 @@ def among_peers() -> sa.Replica:
     transport: sa.Transport = Alone()
     peers = sa.Peers(transport)
     strategy = sa.model_averaging(1, axis=peers)
-    replica, state = sa.Replica(PARAMS), strategy.init(PARAMS)
+    replica = sa.Replica(PARAMS)
+    state = strategy.init(PARAMS)
     try:
         replica, _ = peers.run(strategy.sync, replica, state, 0)
     except sa.TransportError:

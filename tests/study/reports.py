@@ -129,14 +129,16 @@ def curve(name: str, label: str, point: str) -> Curve:
 
 def band(mean: np.ndarray, deviation: float | np.ndarray) -> Band:
     """Mean and mean ± deviation."""
-    low, high = mean - deviation, mean + deviation
+    low = mean - deviation
+    high = mean + deviation
     return Band(mean.tolist(), low.tolist(), high.tolist())
 
 
 def row(name: str, label: str, point: str) -> Row:
     """A line of the table."""
     final, deviation, pace, period, diverged = ALGORITHMS[name]
-    gain, count = final - 0.9724, 5 - diverged
+    gain = final - 0.9724
+    count = 5 - diverged
     difference = Difference(gain, gain - 0.003, gain + 0.003, 0.003, 5, False)
     reached = [
         i for i, s in enumerate(STEPS) if final * (1 - math.exp(-s / pace)) > 0.95

@@ -179,7 +179,8 @@ def test_flags_of_the_report_alone_make_no_run(copy, here):
     flags = (
         "--network '100Mbit/s, 20ms' --target 2.5 --baseline NBM --measure test_loss"
     )
-    runs, study = content(copy / "runs"), (copy / "study.json").read_bytes()
+    runs = content(copy / "runs")
+    study = (copy / "study.json").read_bytes()
     code, _, stderr = here(f"{SMALL} {flags}", copy)
     assert (code, stderr) == (0, "4 of 4 runs are already complete\n")
     assert content(copy / "runs") == runs

@@ -89,7 +89,8 @@ def of_a_run(name):
         write(run := bmuf.run(1), "bmuf", (0.5, 0.7, 0.8), seed=1)
 
         def read():
-            found, why = run_folder.read_run(run), runs.damage(run)
+            found = run_folder.read_run(run)
+            why = runs.damage(run)
             assert runs.is_done(run) is (found is not None) and not why
             return found
 
@@ -190,10 +191,14 @@ def test_a_damaged_file_is_refused_in_a_line_or_holds_what_was_written(
     kind, most, tmp_path, record_property
 ):
     path, read = KINDS[kind](tmp_path)
-    whole, data, tried, found = read(), path.read_bytes(), 0, 0
+    whole = read()
+    data = path.read_bytes()
+    tried = 0
+    found = 0
     for bad in damages(data, most):
         path.write_bytes(bad)
-        answer, tried = refused(read, path), tried + 1
+        answer = refused(read, path)
+        tried = tried + 1
         found += answer is None
         assert path.read_bytes() == bad  # nothing is removed after a failed read
         if answer and LOOSE not in kind:
@@ -203,7 +208,8 @@ def test_a_damaged_file_is_refused_in_a_line_or_holds_what_was_written(
             )
             assert same or (kind in run_folder.NAMES and answer[0] is None), bad[:500]
     for _ in standing(path, data):
-        answer, tried = refused(read, path), tried + 1
+        answer = refused(read, path)
+        tried = tried + 1
         found += answer is None
         assert answer is None or answer[0] in (None, whole)
     assert read() == whole and found > tried / 2

@@ -105,7 +105,8 @@ def test_sends_hold_each_kind_of_step_once():
         every(syncalgos.average(), 2),
         every(syncing(lambda params: collectives.shift(params, 1)), 3),
     )
-    ring, permute = (1.5 * BYTES, 2), (float(BYTES), 2)  # of 4 workers; two arrays
+    ring = (1.5 * BYTES, 2)
+    permute = (float(BYTES), 2)  # of 4 workers; two arrays
     kinds, steps = sent(strategy, workers=4, steps=6)
     assert kinds[0] == {}
     assert [kinds[i] for i in steps] == [
@@ -163,7 +164,9 @@ def test_any_sends_survive_json_exactly(kinds, steps):
 @pytest.mark.parametrize("p", [2, 3, 8])
 def test_collectives_cost_what_the_literature_says(p):
     """Thakur, Rabenseifner and Gropp 2005, 4.1 and 4.5: n bytes, p workers, α and β."""
-    n, alpha, beta = 840.0, LINK.latency, 1 / LINK.bandwidth
+    n = 840.0
+    alpha = LINK.latency
+    beta = 1 / LINK.bandwidth
     part = (p - 1) / p * n  # that a worker sends
     around = (p - 1) * alpha + part * beta
     costs = {
@@ -209,21 +212,28 @@ def test_steps_before_the_delay_applies_wait_at_once():
 
 def simulated(durations, step_seconds, delay):
     """The same by events in order of time: a worker and a link, each with its queue."""
-    ended, arrived = {}, set()
-    queue, on_link = [], None  # of steps; (when it arrives, its step)
-    now, step, computing = 0.0, 0, step_seconds  # `computing` ends then, if not None
+    ended = {}
+    arrived = set()
+    queue = []
+    on_link = None  # of steps; (when it arrives, its step)
+    now = 0.0
+    step = 0
+    computing = step_seconds  # `computing` ends then, if not None
     while len(ended) < len(durations):
         moved = True
         while moved:  # everything that happens at this time
             moved = False
             if on_link and on_link[0] <= now:
                 arrived.add(on_link[1])
-                on_link, moved = None, True
+                on_link = None
+                moved = True
             if on_link is None and queue:
                 first = queue.pop(0)
-                on_link, moved = (now + durations[first], first), True
+                on_link = (now + durations[first], first)
+                moved = True
             if computing is not None and computing <= now:
-                computing, moved = None, True
+                computing = None
+                moved = True
                 if not delay:
                     queue.append(step)
             awaited = step - delay
@@ -232,7 +242,9 @@ def simulated(durations, step_seconds, delay):
                 ended[step] = now
                 if delay:
                     queue.append(step)
-                step, computing, moved = step + 1, now + step_seconds, True
+                step = step + 1
+                computing = now + step_seconds
+                moved = True
         now = min(t for t in (computing, on_link and on_link[0]) if t is not None)
     return [ended[i] for i in range(len(durations))]
 
@@ -274,11 +286,13 @@ SLOW = "eager", "low rank", "gradient tracking", "async_diloco"
 @pytest.mark.parametrize("case", tiers(CASES, AT_ONCE, SLOW))
 def test_delay_is_the_one_with_which_sends_take_effect(case):
     name, changes, watched = CASES[case]
-    strategy, noise = make(name, **changes), NOISE.copy()
+    strategy = make(name, **changes)
+    noise = NOISE.copy()
     noise[:, 1 - watched] *= -7
     with jax.enable_x64(True):
         usual, other = (train(strategy, workers=2, noise=n) for n in (NOISE, noise))
-        taken, params = owed(name).taken(STEPS), unflatten(START)
+        taken = owed(name).taken(STEPS)
+        params = unflatten(START)
         sends = communication(strategy, params, workers=2, steps=STEPS, taken=taken)
     changed = (usual.replicas[:, watched] != other.replicas[:, watched]).any(1)
     assert changed.any()

@@ -20,7 +20,8 @@ class Runs:
     """Runs one after the other, as a study makes them."""
 
     def __init__(self, folder):
-        self.maker, self.folder = Maker(), folder
+        self.maker = Maker()
+        self.folder = folder
 
     def make(self, words):
         config = parse([*WORDS.split(), *FAST.split(), *words.split()])
@@ -68,7 +69,9 @@ def test_another_rate_seed_and_number_compile_nothing(name, tmp_path):
     words += " --period 4" if "period" in describe(ALGORITHM, name).flags else ""
     heavy = name != "zero_one_adam"  # which takes plain SGD alone
     runs.make(f"{words} --lr 0.05" + " --momentum 0.9" * heavy)
-    first, ends, before = runs.programs, runs.ends, runs.compiled
+    first = runs.programs
+    ends = runs.ends
+    before = runs.compiled
     changed = f"{words} --lr 0.03" + " --momentum 0.8" * heavy
     if "seed" in first.varied.fields or not takes(first.settings, "seed"):
         changed += " --seed 7"
@@ -87,7 +90,8 @@ def test_another_rate_seed_and_number_compile_nothing(name, tmp_path):
 
 @pytest.mark.slow
 def test_what_is_structure_has_a_program_of_its_own(tmp_path):
-    runs, trainers = Runs(tmp_path), []
+    runs = Runs(tmp_path)
+    trainers = []
     others = "momentum 0.5", "period 3", "block-momentum 0.5", "weight-decay 0.1"
     for other in ("period 2", *others):
         runs.make(f"--algo bmuf --period 2 --weight-decay 0 --{other}")
@@ -100,7 +104,8 @@ def test_what_is_structure_has_a_program_of_its_own(tmp_path):
 def test_trials_share_the_programs_of_the_runs_to_report(tmp_path):
     runs = Runs(tmp_path)
     runs.make("--algo bmuf --period 2 --validation 0.2 --batch-size 8")
-    first, programs = runs.programs, {*runs.trainer._compiled.programs}
+    first = runs.programs
+    programs = {*runs.trainer._compiled.programs}
     runs.make("--algo bmuf --period 2 --batch-size 8")
     assert runs.programs is first
     assert {*runs.trainer._compiled.programs} == programs

@@ -25,7 +25,8 @@ from experiments.training import run_folder
 from syncalgos.network import PRESETS, parse
 
 AT = (10, 20, 30)  # steps of the evaluations
-STEPS, WORKERS = AT[-1], 2
+STEPS = AT[-1]
+WORKERS = 2
 STEP_TIME = 0.5
 SLOW = parse("8kbit/s, 10ms")  # 1000 bytes a second
 FAST = parse("1MB/s")
@@ -123,10 +124,12 @@ def made(study, finals, values: Any = None, own=None, **given):
         own: what is written of single runs, by their algorithm and seed.
         given: what is written of all.
     """
-    found, all_points = [], points(study)
+    found = []
+    all_points = points(study)
     values = values or [{}] * len(all_points)
     for point, best in zip(all_points, values, strict=True):
-        algo, runs = point.variant.algo, point._replace(values=best)
+        algo = point.variant.algo
+        runs = point._replace(values=best)
         ends = finals[point.variant.label, point.point]
         for seed, end in zip(point.seeds, ends, strict=True):
             more = given | (own or {}).get((algo, seed), {})
@@ -357,7 +360,8 @@ def test_each_point_is_compared_to_the_baseline_at_that_point(
     assert [(row.label, row.point) for row in found.rows] == [*finals]
     assert found.sweep == argv[0].split("=")[1]
     for row, gain in zip(found.rows, gains, strict=True):
-        difference, verdict = row.comparison.difference, row.comparison.verdict
+        difference = row.comparison.difference
+        verdict = row.comparison.verdict
         seen = difference.mean if difference else verdict
         assert seen == (gain if isinstance(gain, str) else pytest.approx(gain))
 
@@ -416,7 +420,9 @@ def test_a_last_step_that_blows_up_counts_as_diverged(make_study):
 
 def test_a_figure_that_is_undefined_is_missing_alone(plain):
     """As a precision without positives, 0/0: null in the files."""
-    ends, by, own = ([0.8] * 2, [0.7] * 2), "--measure=test_miss", {}
+    ends = ([0.8] * 2, [0.7] * 2)
+    by = "--measure=test_miss"
+    own = {}
     own["bmuf", 1] = {"test_miss": None}
     row = plain(*ends, own=own, test_miss=0.5).rows[1]
     assert (row.diverged, known(row.measure).count) == (0, 2)
@@ -521,12 +527,14 @@ def test_an_interval_may_hold_the_noise_of_tuning(make_study):
     # As above; by all six seeds 0.2 is 0.5 / 6 worse.
     torn = {"0.1": [0.5] * 6, "0.2": [0.2] * 5 + [1.5]}
     tried(points(study), {"sync_sgd": clear, "bmuf": torn})
-    ends, gains = np.arange(0.90, 0.945, 0.01), np.arange(0.01, 0.055, 0.01)
+    ends = np.arange(0.90, 0.945, 0.01)
+    gains = np.arange(0.01, 0.055, 0.01)
     finals = {("sync_sgd", ""): ends.tolist(), ("bmuf", ""): (ends - gains).tolist()}
     values = [chosen_values(x, None) for x in points(study)]
     found = analysis.report(study, made(study, finals, values), "")
 
-    share, worse = 1 - (5 / 6) ** 6 - (5 / 6) ** 5, -0.5 / 6
+    share = 1 - (5 / 6) ** 6 - (5 / 6) ** 5
+    worse = -0.5 / 6
     error = np.std(gains, ddof=1) / math.sqrt(5)
 
     def above(x, p):

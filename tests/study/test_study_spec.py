@@ -176,7 +176,9 @@ def test_all_algorithms_try_the_same_values_of_the_flags_that_they_have():
 def followed(study, loader, score):
     """The values of each batch of further trials, made with a score of each."""
     (first,) = runs.run_sets(study, loader)
-    further, found, trials = runs.further(study, loader, first), [], first.trials
+    further = runs.further(study, loader, first)
+    found = []
+    trials = first.trials
     while trials is not None:
         for x in trials:
             accuracy = score(*map(float, x.values.values()))
@@ -406,7 +408,8 @@ def test_a_swept_value_is_what_the_words_of_a_run_say(sweep):
 
 def test_trials_and_points_need_no_parsers_of_their_own(monkeypatch):
     """They are other fields of a config, whose words are read once for a variant."""
-    make, made = argparse.ArgumentParser.__init__, []
+    make = argparse.ArgumentParser.__init__
+    made = []
 
     def counted(self, *arguments, **named):
         made.append(self)
@@ -449,7 +452,8 @@ def test_data_is_read_once_for_runs_that_share_it(loader):
 
 
 def test_a_study_knows_the_model_that_it_starts_from_by_its_content(tmp_path):
-    model, found = tmp_path / "start.safetensors", []
+    model = tmp_path / "start.safetensors"
+    found = []
     for text in ("one", "another"):
         model.write_text(text)
         (loader := Loader()).plan(parse([f"--init-from={model}"]))
@@ -564,7 +568,8 @@ def test_whatever_changes_a_run_is_another_study(words):
 
 
 def test_how_to_tune_is_another_study_where_anything_is_tuned():
-    tune, words = "--tune=lr=0.1,0.2", ["--tune-seeds=2"]
+    tune = "--tune=lr=0.1,0.2"
+    words = ["--tune-seeds=2"]
     assert config_of(tune, *words).identity != config_of(tune).identity
     untuned = "--lr=0.1"
     assert config_of(untuned, *words).identity == config_of(untuned).identity

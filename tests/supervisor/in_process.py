@@ -17,7 +17,8 @@ import syncalgos
 from syncalgos import DataParallel
 from syncalgos._keys import is_key
 
-HALF, STEPS = 4, 8
+HALF = 4
+STEPS = 8
 
 
 class Seen(NamedTuple):
@@ -68,7 +69,8 @@ def taken(tree, first, stop):
 
 def seen(trainer, state, metrics, batches):
     """Everything that a trainer tells of a state."""
-    held, first = trainer.to_host(state), part(trainer, taken(batches, 0, 2))
+    held = trainer.to_host(state)
+    first = part(trainer, taken(batches, 0, 2))
     common = {
         "metrics": metrics,
         "evaluation": trainer.evaluate(state, first),
@@ -158,7 +160,8 @@ def of_orbax(backend, folder):
     batches = drawing.make_batches()
     halves = [part(trainer, taken(batches, i, i + HALF)) for i in (0, HALF)]
     state, _ = trainer.run(drawing.start(trainer), halves[0])
-    path, saved = Path(folder, backend), kept(trainer, state)
+    path = Path(folder, backend)
+    saved = kept(trainer, state)
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(path / "state", state)
         rows = state._replace(**jax.jit(by_worker)(state.own)._asdict())
@@ -190,7 +193,8 @@ def alone(backend, rounds):
     """
     devices = jax.local_devices()[: 1 if backend == "vmap" else None]
     trainer = linear.make_trainer(backend=backend, devices=devices)
-    state, found = trainer.init(linear.make_params()), []
+    state = trainer.init(linear.make_params())
+    found = []
     for _ in range(rounds[jax.process_index()]):
         state, saw = train(trainer, state, linear.BATCHES)
         found.append(saw)

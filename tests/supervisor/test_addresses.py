@@ -71,7 +71,8 @@ def test_name_that_means_nothing_here_serves_all_the_same(start):
     name = socket.gethostname()
     if own_address(name) is not None:
         pytest.skip("this machine's name means an address of it")
-    at, words = free_address().replace(HERE, name), f"{LONG} --steps 16"
+    at = free_address().replace(HERE, name)
+    words = f"{LONG} --steps 16"
     ended = [x.ended() for x in [start(by_hand(at, i, words)) for i in (0, 1)]]
     assert [x.code for x in ended] == [0, 0], ended
     assert f"{name} is not an address of this machine" in ended[0].stderr

@@ -43,7 +43,8 @@ def test_processes_that_differ_alike_are_named_together():
 
 
 def test_networks_of_one_machine_are_hosts_of_their_own():
-    a, b = ("vm", "boot", "net1"), ("vm", "boot", "net2")
+    a = ("vm", "boot", "net1")
+    b = ("vm", "boot", "net2")
     places = [place_on_host([a, b, a, a], process) for process in range(4)]
     assert places == [(0, 3), (0, 1), (1, 3), (2, 3)]
     assert len(network.host()) == 3

@@ -58,7 +58,8 @@ def test_processes_that_differ_end_with_one_line_each(start, tmp_path):
         "found = m.version\n"
         "m.version = lambda name: '9.9' if name == 'optax' else found(name)\n"
     )
-    at, words = free_address(), "--workers 4 --steps 16"
+    at = free_address()
+    words = "--workers 4 --steps 16"
     first = start(by_hand(at, 0, words))
     second = [*PROGRAM, *by_hand(at, 1, f"{words} --seed 1").split()]
     environ = {"JAX_NUM_CPU_DEVICES": 1, "PYTHONPATH": tmp_path}
@@ -146,7 +147,8 @@ def test_process_that_stays_stopped_is_lost(both):
 
 @pytest.mark.slow
 def test_process_0_chooses_the_folder_for_those_that_say_none(tmp_path):
-    at, words = free_address(), "--workers 4 --steps 16 --checkpoint-every 16"
+    at = free_address()
+    words = "--workers 4 --steps 16 --checkpoint-every 16"
     environ = {"JAX_NUM_CPU_DEVICES": 1, "PYTHONPATH": ROOT}
     both = [([*PROGRAM, *by_hand(at, i, words).split()], environ) for i in (0, 1)]
     assert [code for code, *_ in together(both, cwd=tmp_path)] == [0, 0]

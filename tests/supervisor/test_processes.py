@@ -82,7 +82,9 @@ def assert_same(actual, expected, rounding=0.0):
     right, expected_form = jax.tree_util.tree_flatten_with_path(expected)
     assert form == expected_form
     for (path, x), (_, y) in zip(left, right, strict=True):
-        name, x, y = jax.tree_util.keystr(path), np.asarray(x), np.asarray(y)
+        name = jax.tree_util.keystr(path)
+        x = np.asarray(x)
+        y = np.asarray(y)
         assert (x.shape, x.dtype) == (y.shape, y.dtype), name
         near = rounding if x.dtype == np.float64 else 0
         np.testing.assert_allclose(x, y, rtol=near, atol=near, err_msg=name)
@@ -114,7 +116,8 @@ def test_algorithms_give_the_numbers_of_one_process(start, layout):
     processes, devices, backend = layout
     in_all = processes * devices
     todo = (work("algorithms", backend=backend, workers=2 * in_all),)
-    several, one = Group(processes, devices, todo), Group(1, in_all, todo)
+    several = Group(processes, devices, todo)
+    one = Group(1, in_all, todo)
     # Joined for sending, leaves are computed by other programs than in one process.
     assert_same(*both(start, several, one, *todo), ROUNDING)
 
@@ -122,7 +125,8 @@ def test_algorithms_give_the_numbers_of_one_process(start, layout):
 # For two processes of two devices each: a backend, what, workers, devices. With the
 # first device of each, a sum has one order. REORDERED starts with the last process,
 # and in it with its last device.
-FIRST, REORDERED = [0, 2], [3, 2, 1, 0]
+FIRST = [0, 2]
+REORDERED = [3, 2, 1, 0]
 ENGINE = {
     "draws-reordered": ("pmap", "of_draws", 8, REORDERED),
     "tables": ("pmap", "of_tables", 4, FIRST),

@@ -127,7 +127,8 @@ def test_an_output_that_cannot_be_written_is_no_success(case, tmp_path):
     block = (lambda *_: None) if output == "tracker" else block
     if door == "run":
         ended = run(words, out, block).with_code(1)
-        told, steps = ended.stderr, re.search(r": (\d+) steps", ended.stdout)
+        told = ended.stderr
+        steps = re.search(r": (\d+) steps", ended.stdout)
         assert steps and steps[1] == "24"
     else:
         with pytest.raises(Unwritten) as raised:

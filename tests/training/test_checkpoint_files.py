@@ -218,7 +218,8 @@ def splits(draw):
 def test_any_rows_are_put_together_from_any_parts(split):
     workers, edges, first, count = split
     with tempfile.TemporaryDirectory() as name:
-        folder, of = Path(name), len(edges) - 1
+        folder = Path(name)
+        of = len(edges) - 1
         for number, (a, b) in enumerate(pairwise(edges)):
             write_shard(folder, a_part(8, workers, a, b - a), number, of)
         found = load_workers(folder, 8, rows(first, count))
@@ -350,7 +351,8 @@ def test_damage_is_found_wherever_it_is(tear, tmp_path):
     path = smallest(tmp_path)
     sound = path.read_bytes()
     for i in range(len(sound)):
-        if (torn := tear(sound, i)) != sound:
+        torn = tear(sound, i)
+        if torn != sound:
             path.write_bytes(torn)
             assert "damaged" in refused(path)
     path.write_bytes(sound)
@@ -358,11 +360,13 @@ def test_damage_is_found_wherever_it_is(tear, tmp_path):
 
 
 def test_a_flipped_bit_is_found_in_a_large_part(tmp_path):
-    path, draw = write_shard(tmp_path, a_part(size=60_000), 0, 1), random.Random(0)
+    path = write_shard(tmp_path, a_part(size=60_000), 0, 1)
+    draw = random.Random(0)
     sound = path.read_bytes()
     assert len(sound) > 1_000_000
     for _ in range(20):
-        torn, bit = bytearray(sound), draw.randrange(8 * len(sound))
+        torn = bytearray(sound)
+        bit = draw.randrange(8 * len(sound))
         torn[bit // 8] ^= 1 << bit % 8
         path.write_bytes(torn)
         with pytest.raises(Damaged, match=r"^step-00000032\.0-of-1\.npz is damaged"):
@@ -391,7 +395,8 @@ def test_a_disk_that_cannot_read_is_no_damage(reads, tmp_path, monkeypatch):
 
 def test_what_another_program_signed_raises_nothing_unforeseen(tmp_path):
     """As flipped bits, but with a sum that fits: all is left to the parsing."""
-    path, found = smallest(tmp_path), 0
+    path = smallest(tmp_path)
+    found = 0
     sound = path.read_bytes()[:-DIGEST]
     for i in range(len(sound)):
         path.write_bytes(signed(flip(sound, i)))
@@ -545,7 +550,8 @@ def test_wherever_room_ends_nothing_is_left(tmp_path):
     """A file's largest size stands for a disk that is full after so many bytes."""
     resource = pytest.importorskip("resource")
     path = write_shard(tmp_path, a_part(size=2000), 0, 1)
-    size, before = path.stat().st_size, resource.getrlimit(resource.RLIMIT_FSIZE)
+    size = path.stat().st_size
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         for limit in range(0, size, 97):
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
@@ -662,7 +668,8 @@ def test_a_part_is_replaced_and_its_unfinished_file_with_it(tmp_path):
 
 
 def test_background_work_ends_before_the_next_begins_and_raises_when_waited_for():
-    done, background = [], Background()
+    done = []
+    background = Background()
 
     def slow():
         time.sleep(0.05)

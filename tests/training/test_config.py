@@ -93,7 +93,8 @@ def test_every_field_is_a_setting_or_holds_a_factorys_flags():
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_field_is_a_flag(name):
-    config, default = parsed(name), parse([])
+    config = parsed(name)
+    default = parse([])
     assert getattr(config, name) != getattr(default, name)
     others = [x for x in SETTINGS if x != name]
     assert all(getattr(config, x) == getattr(default, x) for x in others)

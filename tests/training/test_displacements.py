@@ -21,7 +21,9 @@ from syncalgos._combinators.measured import Noted
 
 pytestmark = pytest.mark.usefixtures("float64")
 
-WORKERS, STEPS, RATE = 4, 14, 0.5
+WORKERS = 4
+STEPS = 14
+RATE = 0.5
 AT = (2, 4, 6, 8, 10, 12, 14)  # evaluations: at rounds' ends and within rounds
 ROUNDING = 1e-6  # of what is kept, which is float32
 PARAMS = {"x": np.ones(3)}
@@ -42,7 +44,8 @@ def train(strategy, at=AT, loss=drift, params=PARAMS, rows=ROWS, **given):
         workers=rows.shape[1],
         **{"backend": "vmap", **given},
     )
-    state, seen = trainer.init(params), []
+    state = trainer.init(params)
+    seen = []
     for start, stop in itertools.pairwise((0, *at)):
         state, _ = trainer.run(state, rows[start:stop])
         seen.append([*figures(state, last_measured(state)).values()])
@@ -78,7 +81,9 @@ def of_round(start, end):
 
 def by_hand(syncs, delay):
     """The figures at AT, of means that are sent at `syncs` and arrive so much later."""
-    behind, before, on_the_way = [np.ones((WORKERS, 3))], [], {}
+    behind = [np.ones((WORKERS, 3))]
+    before = []
+    on_the_way = {}
     for step, rows in enumerate(ROWS):
         before.append(behind[-1] - RATE * rows)
         if step in syncs:
@@ -126,14 +131,16 @@ def same(state, plain):
 
 
 def same_array(x, y):
-    x, y = np.asarray(x), np.asarray(y)
+    x = np.asarray(x)
+    y = np.asarray(y)
     within = 100 * np.finfo(x.dtype).eps if np.issubdtype(x.dtype, np.floating) else 0
     np.testing.assert_allclose(x, y, rtol=within, atol=within, strict=True)
 
 
 def drifting(rows, dtype=float):
     """Figures after one round of two steps in which worker i goes along -rows[i]."""
-    rows, strategy = np.asarray(rows, float), model_averaging(2)
+    rows = np.asarray(rows, float)
+    strategy = model_averaging(2)
     noting = measured(strategy, sync_steps(strategy), (2,))
     params = {"x": jnp.ones(rows.shape[1], dtype)}
     return train(noting, (2,), params=params, rows=np.stack([rows] * 2))[1][0]

@@ -28,7 +28,9 @@ PARAMS = {"w": np.zeros((30, 20), np.float32), "b": np.zeros(20, np.float32)}
 
 
 def test_results_are_on_the_disk_before_they_get_their_name(tmp_path, monkeypatch):
-    done, sync, rename = [], os.fsync, os.replace
+    done = []
+    sync = os.fsync
+    rename = os.replace
 
     def watched_sync(descriptor):
         done.append(os.fstat(descriptor).st_ino)
@@ -164,11 +166,14 @@ def test_schedules(name, lr, warmup_steps, expected):
 
 
 def test_weight_decay_enters_before_momentum_and_clipping_before_both():
-    params, grads = {"w": jnp.full(4, 2.0)}, {"w": jnp.full(4, 3.0)}  # norm 6
+    params = {"w": jnp.full(4, 2.0)}
+    grads = {"w": jnp.full(4, 3.0)}  # norm 6
     optimizer = optimizers.make(
         "sgd", 0.1, momentum=0.9, weight_decay=0.5, clip_norm=1.5
     )
-    state, velocity, w = optimizer.init(params), 0.0, 2.0
+    state = optimizer.init(params)
+    velocity = 0.0
+    w = 2.0
     for _ in range(3):
         updates, state = optimizer.update(grads, state, params)
         params = optax.apply_updates(params, updates)
@@ -185,10 +190,12 @@ def test_weight_decay_enters_before_momentum_and_clipping_before_both():
     ],
 )
 def test_what_an_optimizer_has_of_its_own_is_given_to_it(name, given):
-    params, grads = {"w": jnp.full(4, 2.0)}, {"w": jnp.arange(4.0)}
+    params = {"w": jnp.full(4, 2.0)}
+    grads = {"w": jnp.arange(4.0)}
     made = optimizers.make(name, 0.1, **given)
     theirs = getattr(optax, name)(0.1, **given)
-    own, other = made.init(params), theirs.init(params)
+    own = made.init(params)
+    other = theirs.init(params)
     for _ in range(3):
         updates, own = made.update(grads, own, params)
         expected, other = theirs.update(grads, other, params)

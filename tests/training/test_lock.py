@@ -71,7 +71,8 @@ def test_command_is_refused_before_it_touches_anything(main, words, tmp_path, ca
 def test_run_that_another_command_has_made_meanwhile_is_not_replaced(
     tmp_path, monkeypatch
 ):
-    out, make_run = tmp_path / "out", one_run.make_run
+    out = tmp_path / "out"
+    make_run = one_run.make_run
 
     def make_slowly(*arguments, **named):
         made_run = make_run(*arguments, **named)

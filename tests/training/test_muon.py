@@ -18,7 +18,8 @@ from models import gpt, lenet, lstm, mlp, ngram, resnet
 
 KEY = jax.random.key(0)
 GPT = gpt.init(KEY, vocabulary=7, context=5, width=4, layers=3)
-CONV, STACK = classify.CONVOLUTION, classify.DENSE
+CONV = classify.CONVOLUTION
+STACK = classify.DENSE
 
 # Each of five Newton-Schulz iterations makes small singular values 3.44 times as large,
 # and with them rounding of float32, 6e-8.
@@ -68,15 +69,18 @@ def test_muon_orthogonalises_each_stacked_layer_by_itself():
     updates, _ = jax.jit(optimizer.update)(grads, optimizer.init(GPT), GPT)
 
     alone = optax.contrib.muon(0.1)
-    w, step = grads["blocks"]["up"]["w"], updates["blocks"]["up"]["w"]
+    w = grads["blocks"]["up"]["w"]
+    step = updates["blocks"]["up"]["w"]
     update = jax.jit(alone.update)
     for layer in range(3):
         own, _ = update(w[layer], alone.init(w[layer]), w[layer])
         assert_close(step[layer], own, ROUNDING)
     for path in (("tokens",), ("blocks", "up", "b"), ("norm", "scale")):
-        step, grad = updates, grads
+        step = updates
+        grad = grads
         for name in path:
-            step, grad = step[name], grad[name]
+            step = step[name]
+            grad = grad[name]
         # Adam's first step, Nesterov's way: a sign but for its averages.
         assert (jnp.sign(step) == -jnp.sign(grad)).all()
         np.testing.assert_allclose(jnp.ptp(jnp.abs(step)), 0, atol=1e-6)

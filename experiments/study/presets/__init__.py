@@ -43,7 +43,8 @@ def under(name: str, given: Sequence[Words]) -> dict[str, Any]:
     kept = {}
     for flag, value in load(name)["flags"].items():
         several = value if isinstance(value, list) else [value]
-        if left := [x for x in several if not theirs & _sets(flag, x)]:
+        left = [x for x in several if not theirs & _sets(flag, x)]
+        if left:
             kept[parameter(flag)] = left if isinstance(value, list) else value
     if "algos" in kept:
         kept["algos"] = ", ".join(kept["algos"])

@@ -96,7 +96,8 @@ def test_convolution_by_patches_is_that_of_lax(kernel, stride, padding, rng, flo
 def test_convolution_takes_the_form_of_the_devices_that_it_is_compiled_for(
     platform, kernel, is_lax, monkeypatch
 ):
-    x, w = jnp.ones((1, 8, 8, 3)), jnp.ones((*kernel, 3, 4))
+    x = jnp.ones((1, 8, 8, 3))
+    w = jnp.ones((*kernel, 3, 4))
 
     def assert_form():
         # jax remembers what it has traced.
@@ -113,7 +114,8 @@ def test_convolution_takes_the_form_of_the_devices_that_it_is_compiled_for(
 
 
 def test_convolution_with_windows_larger_than_the_image_is_empty():
-    x, w = jnp.ones((2, 3, 9, 1)), jnp.ones((5, 5, 1, 4))
+    x = jnp.ones((2, 3, 9, 1))
+    w = jnp.ones((5, 5, 1, 4))
     for form in (convolution.by_patches, convolution.by_lax):
         assert form(x, w, padding="VALID").shape == (2, 0, 5, 4)
 
@@ -306,7 +308,8 @@ def literal_resnet(name, params, buffers, x, train):
     if name == "resnet50":
         x = nn.max_pool(x, (3, 3), (2, 2), "SAME")
     for i, (blocks, stride) in enumerate(stages):
-        own, stats = params["stages"][i], buffers["stages"][i]
+        own = params["stages"][i]
+        stats = buffers["stages"][i]
         x = block(own["first"], stats["first"], x, stride)
         for b in range(blocks - 1):
             rest = jax.tree.map(lambda leaf, b=b: leaf[b], (own["rest"], stats["rest"]))

@@ -10,7 +10,11 @@ from models import gpt
 
 pytestmark = pytest.mark.usefixtures("float64")
 
-VOCABULARY, CONTEXT, WIDTH, LAYERS, HEADS = 5, 7, 8, 3, 2
+VOCABULARY = 5
+CONTEXT = 7
+WIDTH = 8
+LAYERS = 3
+HEADS = 2
 RNG = np.random.default_rng(0)
 TOKENS = RNG.integers(VOCABULARY, size=(2, 6), dtype=np.int32)
 

@@ -71,7 +71,8 @@ def test_the_page_has_the_sizes_of_all_shapes():
     """Columns: params, layers, width, heads, head, vocabulary, context."""
     found = {}
     for line in (ROOT / "docs" / "gpt2.md").read_text().splitlines():
-        if row := re.match(r"\| `([\w-]+)` \|((?: [\d,]+ \|){7})$", line):
+        row = re.match(r"\| `([\w-]+)` \|((?: [\d,]+ \|){7})$", line)
+        if row:
             sizes = row[2].replace(",", "").split("|")[:-1]
             found[row[1]] = [int(size) for size in sizes]
     expected = {
@@ -131,7 +132,8 @@ def exported(folder, params, task):
 @pytest.fixture(scope="module")
 def converted(tmp_path_factory):
     """Params with logits of size 1, and the folder that the command makes of them."""
-    params, folder = make_params(), tmp_path_factory.mktemp("gpt2")
+    params = make_params()
+    folder = tmp_path_factory.mktemp("gpt2")
     path = exported(folder, params, {"model": "gpt2-tiny"})
     assert to_huggingface.main([str(path), str(folder / "made")]) == 0
     return params, folder / "made"

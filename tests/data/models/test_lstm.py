@@ -17,7 +17,11 @@ from models import lstm, sharding
 
 pytestmark = pytest.mark.usefixtures("float64")
 
-INPUTS, HIDDEN, OUTPUTS, BATCH, FRAMES = 3, 4, 2, 2, 11
+INPUTS = 3
+HIDDEN = 4
+OUTPUTS = 2
+BATCH = 2
+FRAMES = 11
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(BATCH, FRAMES, INPUTS))
 WEIGHTS = RNG.normal(size=(BATCH, FRAMES, OUTPUTS))
@@ -124,7 +128,9 @@ def test_derivatives_of_lanes_forwards_and_twice_are_those_of_the_plain_formulat
 def test_streaming_gives_the_outputs_of_training():
     """So no output depends on a later frame; a carry may be stored between two."""
     params = make_params()
-    carry, streamed, step = lstm.start(params, BATCH), [], jax.jit(lstm.step)
+    carry = lstm.start(params, BATCH)
+    streamed = []
+    step = jax.jit(lstm.step)
     for frame in range(FRAMES):
         carry, output = step(params, jax.tree.map(np.asarray, carry), X[:, frame])
         streamed.append(output)
@@ -157,7 +163,8 @@ def test_no_frame_adds_to_the_recurrent_weights_gradient():
 @pytest.mark.slow
 @pytest.mark.parametrize("remat_chunk", [None, 4])
 def test_a_worker_of_two_devices_trains_as_one(remat_chunk):
-    rng, mesh = np.random.default_rng(3), {"fsdp": 2}
+    rng = np.random.default_rng(3)
+    mesh = {"fsdp": 2}
     shapes = {"x": (4, 8, FRAMES, INPUTS), "y": (4, 8, FRAMES, OUTPUTS)}
     batches = {name: rng.normal(size=shape) for name, shape in shapes.items()}
     params = make_params()

@@ -11,7 +11,9 @@ from models import ngram
 
 pytestmark = pytest.mark.usefixtures("float64")
 
-VOCABULARY, WIDTH, ORDER = 9, 4, 4
+VOCABULARY = 9
+WIDTH = 4
+ORDER = 4
 CONTEXTS = np.array([[0, 1, 2], [2, 2, 5], [5, 5, 5]], np.int32)
 TARGETS = np.array([3, 2, 7], np.int32)
 NEGATIVES = np.array([1, 3, 6, 1], np.int32)  # 3 is the first row's target
@@ -41,7 +43,8 @@ def logits_in_numpy(params, context):
 
 def test_losses_match_their_sums():
     params = make_params()
-    full, sampled = [], []
+    full = []
+    sampled = []
     for context, target in zip(CONTEXTS, TARGETS, strict=True):
         odds = np.exp(logits_in_numpy(params, context))
         full.append(-math.log(odds[target] / odds.sum()))
@@ -57,14 +60,17 @@ def test_losses_match_their_sums():
 @pytest.mark.slow
 def test_sampled_sum_is_the_full_one_in_expectation():
     """Over all draws of two words, exp(loss) = sum / exp(target's logit) is full."""
-    params, q = make_params(vocabulary=4), Q[:4] / Q[:4].sum()
-    contexts, targets = CONTEXTS % 4, TARGETS % 4
+    params = make_params(vocabulary=4)
+    q = Q[:4] / Q[:4].sum()
+    contexts = CONTEXTS % 4
+    targets = TARGETS % 4
     draws = np.array([*itertools.product(range(4), repeat=2)], np.int32)
 
     def after(draw):
         return ngram.sampled_loss(params, contexts, targets, draw, np.log(q))
 
-    odds, losses = q[draws].prod(1), jax.jit(jax.vmap(after))(draws)
+    odds = q[draws].prod(1)
+    losses = jax.jit(jax.vmap(after))(draws)
     full = ngram.full_loss(params, contexts, targets)
     np.testing.assert_allclose(odds @ np.exp(losses), np.exp(full), rtol=1e-12)
 

@@ -76,9 +76,11 @@ def test_every_public_name_has_a_place_in_the_reference():
     for page in REFERENCE.glob("*.md"):
         prefix = ""
         for line in page.read_text().splitlines():
-            if module := re.match(r"\.\. currentmodule:: syncalgos\.?(\w*)", line):
+            module = re.match(r"\.\. currentmodule:: syncalgos\.?(\w*)", line)
+            if module:
                 prefix = f"{module[1]}." if module[1] else ""
-            if found := NAMED.match(line):
+            found = NAMED.match(line)
+            if found:
                 shown.add((prefix if line.startswith(".. auto") else "") + found[1])
     names = public(syncalgos) | public(syncalgos.collectives, "collectives.")
     names |= public(syncalgos.reducers, "reducers.")

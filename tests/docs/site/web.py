@@ -151,7 +151,8 @@ def resize(driver: Any, width: int) -> None:
 
 def flaws(browser: Browser, page: str) -> list[str]:
     """Returns what is wrong with a page at any width and in any theme."""
-    driver, found = browser.driver, []
+    driver = browser.driver
+    found = []
     driver.get(browser.address + page)
     if driver.execute_script("return !!document.querySelector('.math, math')"):
         driver.execute_async_script(TYPESET)

@@ -24,7 +24,8 @@ import syncalgos
 from experiments.aim import hlo
 from syncalgos._engine.worker import RUN
 
-STEPS, DEVICES = 2 * PERIOD, 8
+STEPS = 2 * PERIOD
+DEVICES = 8
 # By name: workers, lanes, axes within a worker.
 LAYOUTS = {
     "4x2": (4, 1, {"fsdp": 2}),
@@ -184,8 +185,12 @@ def compiled(trainer):
         for key, program in trainer._compiled.programs.items()
         if key.program is RUN
     ]
-    collectives, each = hlo.read(text), trainer.layout.devices_each
-    found, peers, branched, within = Counter(), True, True, set()
+    collectives = hlo.read(text)
+    each = trainer.layout.devices_each
+    found = Counter()
+    peers = True
+    branched = True
+    within = set()
     for sent in collectives:
         across = [len({i // each for i in group}) > 1 for group in sent.groups]
         if not any(across):

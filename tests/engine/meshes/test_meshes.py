@@ -65,7 +65,8 @@ def test_algorithm_trains_as_workers_without_a_mesh_and_sends_what_is_counted(
     assert seen["peers"]
     # Of what is drawn at random, too, each device makes its own part.
     assert "permute" not in seen["within"]
-    if (counted := seen["counted"]) is not None:
+    counted = seen["counted"]
+    if counted is not None:
         assert seen["sent"] == pytest.approx(counted)
     if not owed(name).decided and len(owed(name).sends_at) < 8 and seen["sent"]:
         assert seen["branched"]
@@ -171,7 +172,8 @@ def test_a_mesh_of_jax_and_arrays_that_lie_on_one_say_all():
 @pytest.mark.slow
 def test_a_state_goes_on_bit_for_bit_from_the_host_and_on_other_layouts():
     params, batches = small_model()
-    trainer, workers = trainer_of(workers=2), 2
+    trainer = trainer_of(workers=2)
+    workers = 2
     half = jax.tree.map(lambda x: x[:2], batches)
     state, _ = trainer.run(trainer.init(params), half)
     held = trainer.to_host(state)
@@ -198,7 +200,8 @@ def test_each_device_sends_its_shards():
 
 @pytest.mark.slow
 def test_each_model_of_a_trainer_is_counted_as_it_is_cut():
-    trainer, (params, _) = trainer_of(workers=2, lanes=2, shardings=None), small_model()
+    trainer = trainer_of(workers=2, lanes=2, shardings=None)
+    (params, _) = small_model()
     of_specs = trainer_of(workers=2, lanes=2)
     cut = of_specs.center(of_specs.init(params)).params
     whole, parts = (trainer.communication(trainer.init(x), 2) for x in (params, cut))
@@ -252,7 +255,8 @@ def test_shards_are_those_of_the_array_and_join_to_it(spec):
     entries = [x if isinstance(x, tuple) else (x,) if x else () for x in spec]
     names = tuple([*entries, ()][:2])
     parts = tuple(int(np.prod([sizes[x] for x in own])) for own in names)
-    cut, x = Cut(names, parts), np.arange(72.0).reshape(6, 12)
+    cut = Cut(names, parts)
+    x = np.arange(72.0).reshape(6, 12)
     rows = [y for row in np.split(x, parts[0]) for y in np.split(row, parts[1], 1)]
     shards = cut.split(jnp.asarray(x))
     np.testing.assert_array_equal(shards, rows)

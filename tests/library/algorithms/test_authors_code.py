@@ -26,7 +26,8 @@ def least_squares(strategy, optimizer, steps, starts=(1, 1)):
         return jax.tree.map(lambda x, h, b: h * (x - b), params, *own)
 
     starts = np.float32(starts)[:, None] * wave(3, phase=3.0)
-    h, b = 1 + wave(12, 2, 3, phase=4.0) / 2, wave(12, 2, 3)
+    h = 1 + wave(12, 2, 3, phase=4.0) / 2
+    b = wave(12, 2, 3)
     inputs = cut(h[:steps]), cut(b[:steps])
     params = descend(strategy, optimizer, cut(starts), gradient, inputs)
     return np.concatenate([params["a"], params["b"]], axis=-1)

@@ -13,7 +13,9 @@ import pytest
 import syncalgos
 
 STEPS = 10
-LR, MOMENTUM, WEIGHT_DECAY = 0.1, 0.9, 0.01
+LR = 0.1
+MOMENTUM = 0.9
+WEIGHT_DECAY = 0.01
 
 # Float32 rounds params near 1 by 6e-8: the order of the sums over workers costs that
 # much of a gradient, and 10 steps add up to less than ten times as much. A sum in place

@@ -12,7 +12,8 @@ from tiers import tiers
 
 import syncalgos as sa
 
-WORKERS, LR = 4, 0.02
+WORKERS = 4
+LR = 0.02
 TABLE = (Path(__file__).parents[3] / "docs/tables/algorithms.csv").read_text("utf-8")
 CELLS = {
     row["name"].strip("`"): row["effective rate"]
@@ -29,7 +30,8 @@ WITH = {"decoupled_diloco": {"slowest": 1.0}}
 
 
 def made(name):
-    factory, given = sa.ALGORITHMS[name], WITH.get(name, {})
+    factory = sa.ALGORITHMS[name]
+    given = WITH.get(name, {})
     if "learning_rate" in inspect.signature(factory).parameters:
         given = {**given, "learning_rate": LR}
     return factory(**given)

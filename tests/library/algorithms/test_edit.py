@@ -21,7 +21,8 @@ def after_rounds(moves, wide=True, **settings):
     """
     settings = {"outer_lr": 1, "outer_momentum": 0, **settings}
     with jax.enable_x64(wide):
-        starts, moves = np.zeros(MOVES.shape), np.asarray(moves)
+        starts = np.zeros(MOVES.shape)
+        moves = np.asarray(moves)
         return follow(sa.edit(1, **settings), optax.sgd(1.0), starts, moves)
 
 
@@ -87,7 +88,8 @@ def test_a_rate_has_a_derivative_where_all_workers_are_unusual():
         strategy = sa.edit(1, outer_lr=lr, trusted=2, axis="w")
 
         def worker(own):
-            replica, state = sa.Replica(jnp.zeros(2)), strategy.init(jnp.zeros(2))
+            replica = sa.Replica(jnp.zeros(2))
+            state = strategy.init(jnp.zeros(2))
             for step, move in enumerate(own):
                 replica = sa.Replica(replica.params + move)
                 replica, state = strategy.sync(replica, state, step)

@@ -193,7 +193,8 @@ def test_algorithm_matches_its_recurrence(case, trained):
     assert not wrong, f"replicas after these steps, from 0: {wrong}"
     if case.recurrence is fedavg.recurrence:  # its center in a round is the engine's
         ends = slice(case.settings["period"] - 1, None, case.settings["period"])
-        centers, expected = centers[ends], expected[ends]
+        centers = centers[ends]
+        expected = expected[ends]
     assert relative_error(centers, expected) <= TOLERANCE
 
 
@@ -219,7 +220,8 @@ def test_zero_one_adam_in_its_papers_order_does_not_move_before_it_freezes_v():
 @pytest.mark.parametrize("settings", fedavg.SETTINGS[:1])
 def test_the_engine_s_center_of_fedavg_is_of_those_who_take_part(settings):
     path = [center for center, _ in fedavg.recurrence(4, **settings)]
-    strategy, optimizer = syncalgos.fedavg(**settings), optax.sgd(LR, momentum=MOMENTUM)
+    strategy = syncalgos.fedavg(**settings)
+    optimizer = optax.sgd(LR, momentum=MOMENTUM)
     seen = tuple(range(2, STEPS + 1, 2))
     found = train(strategy, optimizer, 4, at=seen, batches=(X, TARGET))
     assert relative_error(found.centers, np.array(path)[1::2]) <= TOLERANCE

@@ -37,7 +37,8 @@ PRINTED = [
 
 @pytest.mark.parametrize(("early", "start", "updates", "expected"), PRINTED)
 def test_delayed_nesterov_is_the_authors(early, start, updates, expected):
-    server, rule = init_server(np.array(start)), Nesterov(0.5, 0.9, 2, early)
+    server = init_server(np.array(start))
+    rule = Nesterov(0.5, 0.9, 2, early)
     written = async_diloco.Server(np.array(start), 0.5, 0.9, 2, early)
     for update, after in zip(updates, expected, strict=True):
         server = rule.step(server, np.array(update))
@@ -62,7 +63,8 @@ RESTING = {
 def test_the_optimizers_state_rests_as_its_worker_does(recurrence):
     """At a pull, and while others train."""
     optimizer = optax.sgd(LR, momentum=MOMENTUM)
-    zeros, settings = [np.zeros_like(START) for _ in range(3)], RESTING[recurrence]
+    zeros = [np.zeros_like(START) for _ in range(3)]
+    settings = RESTING[recurrence]
     *_, (center, theta) = recurrence.recurrence(3, momentum=zeros, **settings)
     name = recurrence.__name__.split(".")[-1]
     made = sa.ALGORITHMS[name](**settings, optimizer=optimizer)
@@ -79,7 +81,8 @@ def test_a_start_in_step_leaves_the_optimizers_state_to_who_rests_first():
     strategy = sa.chain(sa.until(sa.sync_sgd(), 8), sa.after(late, 8))
     loss = sa.stateless(lambda params, batch: jnp.sum(params * batch[0]))
     trainer = sa.DataParallel(loss, optimizer, strategy, workers=4, backend="vmap")
-    state, before = trainer.init(jnp.zeros(1)), np.zeros(4)
+    state = trainer.init(jnp.zeros(1))
+    before = np.zeros(4)
     for _ in range(5):
         state, _ = trainer.run(state, jnp.ones((2, 4, 1)))
         after = np.ravel(state.replica.opt_state[0].trace)

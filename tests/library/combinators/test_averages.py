@@ -13,7 +13,8 @@ DECAY = 0.9
 
 
 def test_nothing_more_is_sent():
-    params, strategy = unflatten(START), sa.chain(sa.sync_sgd(), sa.bmuf(4))
+    params = unflatten(START)
+    strategy = sa.chain(sa.sync_sgd(), sa.bmuf(4))
     sent = [
         sa.communication(each, params, workers=4, steps=12)
         for each in (strategy, sa.ema(strategy, DECAY))
@@ -37,7 +38,8 @@ def test_average_of_bfloat16_params_takes_moves_below_their_8_bits():
     )
     to_two = sa.Strategy(sync=lambda replica, state, step: (sa.Replica(twos), state))
     strategy = sa.ema(to_two, decay=0.999)
-    replica, state = sa.Replica(ones), strategy.init(ones)
+    replica = sa.Replica(ones)
+    state = strategy.init(ones)
     for step in range(3):
         replica, state = strategy.sync(replica, state, step)
     for held in jax.tree.leaves(state.average):

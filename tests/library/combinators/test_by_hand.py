@@ -34,7 +34,8 @@ AVERAGED = sa.model_averaging(4)
 RESET = sa.reset(HEAVY_BALL)
 OF_STATE = sa.average("opt_state")
 
-NONE, PART = ~ALL, {"body": True, "head": False}
+NONE = ~ALL
+PART = {"body": True, "head": False}
 ROWS = {"body": {"bias": slice(1, 3), "kernel": slice(0, None, 2)}, "head": False}
 IN_ROWS = np.zeros(SIZE, bool)
 IN_ROWS[[1, 2, *range(4, 8), *range(12, 16)]] = True  # the kernel's rows have 4
@@ -320,9 +321,12 @@ def crossed(draw):
     (gate, ends, apart), (block, by_hand), (inside, own), (mask, entries) = (
         draw(st.sampled_from(values)) for values in (GATES, BLOCKS, INSIDE, MASKS)
     )
-    delay, alpha = draw(st.integers(1, 9)), draw(st.sampled_from([0, 0.5]))
-    add, stale = delay >= apart or draw(st.booleans()), draw(st.booleans())
-    arrival, quotas = "add" if add else "replace", draw(st.permutations(range(4)))
+    delay = draw(st.integers(1, 9))
+    alpha = draw(st.sampled_from([0, 0.5]))
+    add = delay >= apart or draw(st.booleans())
+    stale = draw(st.booleans())
+    arrival = "add" if add else "replace"
+    quotas = draw(st.permutations(range(4)))
     around = {
         gate: {"ends": ends},
         f"masked({{}}, {mask})": {"mask": entries},
@@ -343,9 +347,11 @@ def crossed(draw):
     if any(x.startswith("masked") for x in order):
         # Around paced or ema it would be for their work at every step, too.
         order.sort(key=lambda x: x.startswith(("paced", "sa.ema")))
-    text, hooks = inside.format(block), {"block": by_hand, **own}
+    text = inside.format(block)
+    hooks = {"block": by_hand, **own}
     for each_around in order:
-        text, hooks = each_around.format(text), hooks | around[each_around]
+        text = each_around.format(text)
+        hooks = hooks | around[each_around]
     if not own and draw(st.booleans()):
         text = f"sa.at_syncs({text}, RESET)"
         hooks |= {"moments": zeroed, "behind": True}

@@ -45,7 +45,8 @@ def moving(change):
     return sa.Strategy(init=lambda params: jnp.int32(0), sync=sync)
 
 
-PLUS_ONE, DOUBLE = moving(lambda x: x + 1), moving(lambda x: 2 * x)
+PLUS_ONE = moving(lambda x: x + 1)
+DOUBLE = moving(lambda x: 2 * x)
 
 
 def test_default_strategy_keeps_everything():
@@ -139,6 +140,7 @@ def test_short_params_keep_small_moves_by_an_outer_step_of_one():
 def test_short_params_keep_what_palsgd_adds_to_their_steps():
     """Steps of a unit grow to 5/4 units, which would be rounded to one."""
     rates = {"learning_rate": 1 / 256, "outer_lr": 1.0, "outer_momentum": 0.0}
-    strategy, batches = sa.palsgd(4, proximal=1e-3, **rates), -2 * jnp.ones((48, 4))
+    strategy = sa.palsgd(4, proximal=1e-3, **rates)
+    batches = -2 * jnp.ones((48, 4))
     short, exact = (short_center(strategy, batches, x) for x in ("bfloat16", "float32"))
     assert exact > 1 + 48 / 128 and abs(short - exact) <= 1 / 256

@@ -19,7 +19,8 @@ PARTS = {
     "path": lambda path, shape: path.startswith("body/"),
     "params": lambda params: PARTS["prefix"],
 }
-IN_BODY, IN_HEAD = PARTS["prefix"], {"body": False, "head": True}
+IN_BODY = PARTS["prefix"]
+IN_HEAD = {"body": False, "head": True}
 KERNEL = {"body": {"bias": False, "kernel": True}, "head": False}
 
 
@@ -62,7 +63,10 @@ def kernels(path, shape):
 
 # The last member that knows a center for a leaf gives it, else it is the mean, 1. The
 # digits are the centers of bias, kernel and scale.
-FIVE, SEVEN, GRADIENTS, AVERAGE = own(5), own(7), sa.sync_sgd(), sa.average()
+FIVE = own(5)
+SEVEN = own(7)
+GRADIENTS = sa.sync_sgd()
+AVERAGE = sa.average()
 CENTERS = {
     "nothing": (chain(), "111"),
     "defaults are skipped": (chain(FIVE, GRADIENTS), "555"),

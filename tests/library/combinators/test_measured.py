@@ -11,7 +11,10 @@ from tiers import tiers
 
 import syncalgos as sa
 
-WORKERS, PERIOD, STEPS, RATE = 4, 2, 6, 0.1
+WORKERS = 4
+PERIOD = 2
+STEPS = 6
+RATE = 0.1
 START = {
     "blocks": np.arange(12.0).reshape(2, 3, 2) / 7,  # two layers
     "scale": np.float64(0.5),
@@ -133,7 +136,8 @@ def test_figures_in_stacked_and_in_a_loop_of_ones_own(by_leaf):
     def each(x):
         return jnp.array([x] * WORKERS)
 
-    stacked, start = sa.stacked(strategy), jax.tree.map(each, START)
+    stacked = sa.stacked(strategy)
+    start = jax.tree.map(each, START)
     for make, sync in (
         (stacked.init, stacked.sync),
         (
@@ -141,7 +145,8 @@ def test_figures_in_stacked_and_in_a_loop_of_ones_own(by_leaf):
             jax.vmap(strategy.sync, in_axes=(0, 0, None), axis_name="w"),
         ),
     ):
-        replica, state = sa.Replica(start), make(start)
+        replica = sa.Replica(start)
+        state = make(start)
         for step in range(STEPS):
             now = {k: x - RATE * DRIFTS[k][step] for k, x in replica.params.items()}
             replica, state = sync(sa.Replica(now), state, step)
@@ -245,7 +250,8 @@ def test_metrics_take_the_figures_of_one_strategy():
 
 
 def test_short_floats_of_palsgd_are_measured_as_it_holds_them():
-    strategy, short = sa.palsgd(PERIOD, learning_rate=RATE), np.ones(3, "f2")
+    strategy = sa.palsgd(PERIOD, learning_rate=RATE)
+    short = np.ones(3, "f2")
     sent = [
         sa.communication(x, short, workers=2, steps=PERIOD).bytes_per_worker
         for x in (strategy, sa.measured(strategy, by_leaf=False))
@@ -280,7 +286,8 @@ def test_a_worker_of_weight_0_is_in_no_figure(name, away):
     weights = WEIGHTS[name]
     strategy = sa.participating(sa.model_averaging(2), lambda step, n: weights)
     figures = figures_of(strategy, np.array([*MOVES, AWAY[away]]))
-    moves, shares = 2 * MOVES, weights[:3] / weights.sum()
+    moves = 2 * MOVES
+    shares = weights[:3] / weights.sum()
     mean = shares @ moves
     distances = np.sum((moves - mean) ** 2, axis=1)
     directions = moves / np.linalg.norm(moves, axis=1, keepdims=True)

@@ -38,7 +38,8 @@ def trained(strategy, *moves, optimizer=None):
 
     def after(moves):
         state, metrics = trainer.run(trainer.init({"t": jnp.zeros(4)}), moves)
-        replicas, center = state.replica.params["t"], trainer.center(state).params["t"]
+        replicas = state.replica.params["t"]
+        center = trainer.center(state).params["t"]
         return np.reshape(replicas, (4, -1))[:, 0], float(center[0]), metrics["loss"]
 
     return [after(each) for each in moves]
@@ -71,7 +72,8 @@ FEW = "mixed at once", "gradients, delayed", "moving average"
 @pytest.mark.parametrize("name", tiers(NOBODY, default=FEW))
 def test_who_takes_no_part_reaches_nothing(name):
     strategy, optimizer = NOBODY[name]
-    one, bad = ONE[:6], ONE[:6].copy()
+    one = ONE[:6]
+    bad = ONE[:6].copy()
     bad[:, 0] = np.nan
     expected, found = trained(strategy, one, bad, optimizer=optimizer)
     np.testing.assert_array_equal(found[0][1:], expected[0][1:])
@@ -161,7 +163,8 @@ def test_who_rests_keeps_what_came_behind_its_sync():
         sa.at_syncs(slow, OF_STATE),
         workers=2,
     )
-    state, momenta = trainer.init(jnp.float32(0)), []
+    state = trainer.init(jnp.float32(0))
+    momenta = []
     for _ in range(4):
         state, _ = trainer.run(state, np.float32([[-1, -3]]))
         momenta.append(np.ravel(jax.tree.leaves(state.replica.opt_state)[0]))

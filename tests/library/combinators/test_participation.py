@@ -57,7 +57,9 @@ def test_weights_reach_all_that_is_made_of_the_workers(name):
     trainer = trainer_of(WEIGHED[name], optimizer=optax.sgd(0.1, momentum=0.5))
     buffers = {"mean": jnp.zeros(()), "key": jax.random.key(0)}
     state = trainer.init(jnp.zeros(()), buffers)
-    theta, momentum, mean = np.zeros(4), np.zeros(4), np.zeros(4)
+    theta = np.zeros(4)
+    momentum = np.zeros(4)
+    mean = np.zeros(4)
     for step in range(5):
         state, metrics = trainer.run(state, OF_WORKERS[None])
         losses = (theta - OF_WORKERS) ** 2 / 2
@@ -66,7 +68,8 @@ def test_weights_reach_all_that_is_made_of_the_workers(name):
         grads = theta - OF_WORKERS
         grads = np.full(4, WEIGHTS @ grads / 4) if name == "gradients" else grads
         momentum = 0.5 * momentum + grads
-        theta, mean = theta - 0.1 * momentum, mean + 0.1 * (OF_WORKERS - mean)
+        theta = theta - 0.1 * momentum
+        mean = mean + 0.1 * (OF_WORKERS - mean)
         if step % 2 and name != "gradients":
             stays = (WEIGHTS == 0) & name.startswith("stale")
             theta = np.where(stays, theta, WEIGHTS @ theta / 4)

@@ -27,7 +27,8 @@ def ends_seen(strategies, steps):
     def local_step(nothing, step):
         acted = {}
         for name, strategy in strategies.items():
-            unmarked, state = sa.Replica(jnp.int32(-1)), strategy.init(())
+            unmarked = sa.Replica(jnp.int32(-1))
+            state = strategy.init(())
             replica, _ = strategy.sync(unmarked, state, step)
             acted[name] = replica.params == step
         return nothing, acted
@@ -39,7 +40,8 @@ def ends_seen(strategies, steps):
 
 def ends_by_hand(length, steps):
     """The same, by going through all rounds: each is asked for at its first step."""
-    ends, start = [], 0
+    ends = []
+    start = 0
     while start <= steps[-1]:
         start += max(1, math.floor(length(start)))
         ends.append(start - 1)
@@ -87,7 +89,8 @@ def test_round_of_infinite_or_undefined_length_does_not_end():
         name: sa.every(MARK, lambda s, x=float(name): jnp.where(s < 20, 6.0, x))
         for name in ("inf", "nan", "-inf")
     }
-    beyond, ends = [*range(TABLED + 500, TABLED + 600)], [5, 11, 17, 23]
+    beyond = [*range(TABLED + 500, TABLED + 600)]
+    ends = [5, 11, 17, 23]
     assert ends_seen(strategies, [*range(500), *beyond]) == {
         "inf": ends,
         "nan": ends,
@@ -185,7 +188,8 @@ def test_scheduled_rounds_compile_once():
     state = trainer.init({"w": np.ones(3, np.float32)})
     batches = np.ones((5, 2, 3), np.float32)
     state, _ = trainer.run(state, batches)
-    seconds, questions = trainer.compile_seconds, len(asked)
+    seconds = trainer.compile_seconds
+    questions = len(asked)
     for _ in range(3):
         state, _ = trainer.run(state, batches)
     assert trainer.compile_seconds == seconds
@@ -193,7 +197,8 @@ def test_scheduled_rounds_compile_once():
 
 
 def test_scheduled_rounds_end_in_a_map_over_some_axes_of_a_set_mesh():
-    auto, rows = (AxisType.Auto,) * 2, PartitionSpec("batch")
+    auto = (AxisType.Auto,) * 2
+    rows = PartitionSpec("batch")
     mesh = jax.make_mesh((3, 1), ("batch", "fsdp"), axis_types=auto)
     strategy = sa.every(
         sa.average(axis="batch"), lambda step: jnp.where(step < 4, 2, 3)

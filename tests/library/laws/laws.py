@@ -117,7 +117,8 @@ def flat(params: Any, lead: int = 0) -> Any:
 
 
 def loss(params, buffers, batch, key):
-    x, push = flat(params), batch["g"].mean()
+    x = flat(params)
+    push = batch["g"].mean()
     each = batch["c"] * (x @ x) / 2 - batch["g"] @ x
     return each.mean(), ({"seen": 0.5 * buffers["seen"] + push}, {"push": push})
 
@@ -136,7 +137,8 @@ class Trained:
 
     def __init__(self, drawn, dispatch=DISPATCH, backend="vmap", **placed):
         expression, workers, optimizer, tree = drawn
-        given, placed = names(workers, optimizer), {"lanes": workers, **placed}
+        given = names(workers, optimizer)
+        placed = {"lanes": workers, **placed}
         made = self.strategy = eval(expression, given)
         self.dispatch = dispatch
         self.trainer = sa.DataParallel(
@@ -158,7 +160,8 @@ class Trained:
 
     def train(self, batches, start=None):
         """The state on the host, the center, and metrics, after some dispatches."""
-        state, found = self.trainer.from_host(start or self.start), []
+        state = self.trainer.from_host(start or self.start)
+        found = []
         for i in range(0, len(batches["c"]), self.dispatch):
             state, metrics = self.trainer.run(state, cut(batches, i, i + self.dispatch))
             found.append(jax.tree.map(np.asarray, metrics))
@@ -174,7 +177,8 @@ def is_plain(x: Any) -> bool:
 def gap(x: Any, y: Any) -> float:
     """The largest relative difference; infinite in case of another form, or NaN."""
     short = np.asarray(x).dtype == jnp.bfloat16
-    x, y = np.asarray(x, float), np.asarray(y, float)
+    x = np.asarray(x, float)
+    y = np.asarray(y, float)
     if x.shape != y.shape or (np.isfinite(x) != np.isfinite(y)).any():
         return np.inf
     x, y = (np.where(np.isfinite(each), each, 0) for each in (x, y))
@@ -273,7 +277,8 @@ def neutral(asked: Asked, wrapper: str = "") -> Iterator[Found]:
 
 def equivariant(asked: Asked) -> Iterator[Found]:
     """Workers in another order do the same in this order."""
-    workers, named = asked.drawn.workers, asked.named
+    workers = asked.drawn.workers
+    named = asked.named
     if workers < 3 or named & BY_NUMBER:
         return
     order = np.r_[: workers - 2, workers - 1, workers - 2]  # no table has them apart
@@ -400,7 +405,8 @@ def judge(
     drawn: Drawn, rng: np.random.Generator, laws: list[Any]
 ) -> tuple[str, list[Found]]:
     """Why it is refused, or "", and what the laws found."""
-    found, made = [], None
+    found = []
+    made = None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of centers before the first sync
         try:
@@ -429,13 +435,17 @@ def main():
     parser.add_argument("--one", help="EXPRESSION | WORKERS | OPTIMIZER | TREE")
     asked = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
-    ended, held, broke, began = Counter(), Counter(), Counter(), time.process_time()
+    ended = Counter()
+    held = Counter()
+    broke = Counter()
+    began = time.process_time()
     for number in range(asked.first, asked.first + (1 if asked.one else asked.count)):
         drawn, rng = draw(asked.seed, number)
         laws = some(rng)
         if asked.one:
             expression, workers, *rest = asked.one.split(" | ")
-            drawn, laws = Drawn(expression, int(workers), *rest), LAWS + COMPILED
+            drawn = Drawn(expression, int(workers), *rest)
+            laws = LAWS + COMPILED
         why, found = judge(drawn, rng, laws)
         wrong = [f"\n    {law}: {text}" for law, text in found if text]
         end = "broke" if wrong else "refused" if why else "held"

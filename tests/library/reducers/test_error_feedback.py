@@ -26,11 +26,13 @@ def fed(*names):
 
 def test_error_feedback_keeps_what_each_worker_did_not_send():
     """Takes a reducer of each kind: what each has sent is tested with all."""
-    x, counts = normal((5, 4), steps=5), np.arange(15, dtype=np.int32).reshape(5, 3)
+    x = normal((5, 4), steps=5)
+    counts = np.arange(15, dtype=np.int32).reshape(5, 3)
     names = "top_k", "power_sgd", "int4"
     combined, sent, states = run(fed(*names), {"count": counts, "x": x})
     for name in names:
-        given, parts = combined[name], sent[name]
+        given = combined[name]
+        parts = sent[name]
         owed = np.float64(x).cumsum(0)
         kept = np.float64(states[name].residual["x"])
         # Float32 residuals that were added up, against their sum.
@@ -45,7 +47,8 @@ def test_error_feedback_keeps_what_each_worker_did_not_send():
 def test_error_feedback_decays_its_residual():
     x = normal((9,), steps=6)
     combined, _, state = run(error_feedback(reducers.top_k(0.3), decay=0.75), x)
-    residual, expected = np.zeros((3, 9)), []
+    residual = np.zeros((3, 9))
+    expected = []
     for grads in x.astype(np.float64):
         owed = grads + 0.75 * residual
         third = np.sort(np.abs(owed), axis=1)[:, [-3]]  # 3 of 9 entries are sent

@@ -212,7 +212,8 @@ def compiled_bytes(reducer):
     sums = collections.Counter()
     for line in text.splitlines():
         kinds = "all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter"
-        if found := re.search(rf" = (.*?) ({kinds})[a-z-]*\(", line):
+        found = re.search(rf" = (.*?) ({kinds})[a-z-]*\(", line)
+        if found:
             result, kind = found.groups()
             for bits, shape in re.findall(r"[a-z]+(\d+)\[([\d,]*)\]", result):
                 entries = math.prod(int(x) for x in shape.split(",") if x)

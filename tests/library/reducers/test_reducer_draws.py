@@ -117,10 +117,8 @@ def test_seed_changes_the_draws():
     """Draws of `quantized` and `power_sgd` are in recurrences, of given seeds."""
 
     def seeded(seed):
-        first, second = (
-            reducers.top_k(1, bits=4, seed=seed),
-            reducers.random_k(0.3, seed=seed),
-        )
+        first = reducers.top_k(1, bits=4, seed=seed)
+        second = reducers.random_k(0.3, seed=seed)
         return side_by_side({"top_k": first, "random_k": second})
 
     both = side_by_side({seed: seeded(seed) for seed in (0, 1)})
