@@ -114,7 +114,9 @@ def test_products_of_a_step_are_those_of_the_mlp(found):
 def test_times_follow_from_the_ring_over_the_link(found):
     _, of, _ = found
     [own, other] = of["bmuf"]["modelled"]
-    ring, bandwidth, hop = 2 * 3 / 4 * 4 * PARAMS, 1.25e9, 24e-6
+    ring = 2 * 3 / 4 * 4 * PARAMS
+    bandwidth = 1.25e9
+    hop = 24e-6
     sync = ring / bandwidth + 2 * 3 * hop
     assert own["sync"] == pytest.approx(sync)
     assert own["step"] == pytest.approx(0.01)
@@ -141,7 +143,8 @@ def test_a_dispatch_of_one_step_counts_as_one_though_two_are_compiled(tmp_path):
 def reused(found):
     """Flags, and the file of what a command compiled beside an earlier one's."""
     before = found[2].parent / "found.json"
-    after, page = before.with_name("again.json"), before.with_name("again.md")
+    after = before.with_name("again.json")
+    page = before.with_name("again.md")
     words = "--target cpu:4 --algos bmuf,topk_sgd --period 5 --step-time 0.02"
     compiled = programs(aim(f"{words} --reuse {before} --json {after}"), after)
     # As much goes on without a compiler, from several files, the last one first.
@@ -277,7 +280,8 @@ def test_a_refused_flag_is_named_with_what_to_do(words, message):
 
 @pytest.mark.slow
 def test_files_of_this_command_and_empty_ones_are_replaced(found, tmp_path):
-    docs, empty = ROOT / "docs", tmp_path / "empty.md"
+    docs = ROOT / "docs"
+    empty = tmp_path / "empty.md"
     empty.touch()
     for record, page in (
         (docs / "records" / "wire" / "h100.json", empty),
@@ -332,18 +336,21 @@ def fragments(steps):
     return {"ledger": ledger, "sends": {"kinds": kinds, "steps": steps}}
 
 
-EACH_ROUND, ONCE_EACH = "0*3 2*1 0*3 2*1", "0*3 1*1 0*3 2*1"
+EACH_ROUND = "0*3 2*1 0*3 2*1"
+ONCE_EACH = "0*3 1*1 0*3 2*1"
 
 
 def test_chips_of_a_worker_share_a_given_link_and_rings_have_their_own():
-    rows, mesh = [row("step", "between", size=1e8, rings=4)], {"a": 2, "b": 4}
+    rows = [row("step", "between", size=1e8, rings=4)]
+    mesh = {"a": 2, "b": 4}
     given = modelled(rows, network=Network("given", 1e9, 0.0), mesh=mesh)
     assert given.every == pytest.approx(8 * 1e8 / 1e9)
     assert modelled(rows, mesh=mesh).every == pytest.approx(1e8 / 4 / 1e8)
 
 
 def test_a_ring_through_all_chips_passes_a_given_link_once_a_worker():
-    rows, link = [row("step", size=1e6, group=16)], Network("given", 1e9, 0.5)
+    rows = [row("step", size=1e6, group=16)]
+    link = Network("given", 1e9, 0.5)
     told = modelled(rows, network=link, mesh={"a": 8})
     assert told.every == pytest.approx(2 * 1 * 0.5 + 1e-3)
 
@@ -393,7 +400,8 @@ def test_a_period_of_one_is_no_constant_cost():
 
 def test_a_plan_of_the_library_agrees():
     """For the same bytes: a ring of two workers sends a model of a gigabyte once."""
-    link, model = Network("a link", 1e9, 0.25), jax.ShapeDtypeStruct((2**28,), "f")
+    link = Network("a link", 1e9, 0.25)
+    model = jax.ShapeDtypeStruct((2**28,), "f")
     once = {"all_reduce": [4.0 * 2**28, 1]}
     sends = {"kinds": [{}, once], "steps": "0*3 1*1 0*3 1*1"}
     run = {"ledger": {"always": {}, "branched": once}, "sends": sends}
@@ -578,7 +586,8 @@ def test_records_of_the_docs_give_their_own_figures_and_tables(name, tmp_path):
     contents = load(record.read_text())
     words = contents["command"][3:]  # after python -m experiments.aim
     assert words[-2:] == ["--json", f"docs/records/wire/{record.name}"]
-    new_record, page = tmp_path / record.name, tmp_path / "page.md"
+    new_record = tmp_path / record.name
+    page = tmp_path / "page.md"
     words[-1:] = [str(new_record), "--page", str(page)]
     # A later algorithm is not in them, and there may be no compiler.
     labels = [program["label"] for program in contents["programs"]]

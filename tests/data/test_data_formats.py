@@ -14,7 +14,8 @@ from small_tasks import find_data_folder
 
 from experiments.data import formats, tokens
 
-TAR_GZ, TAR = formats.TAR_GZ.path, formats.TAR.path
+TAR_GZ = formats.TAR_GZ.path
+TAR = formats.TAR.path
 PLAYS = tokens.SHAKESPEARE.path
 
 
@@ -84,7 +85,8 @@ def test_the_two_pins_of_the_recordings_are_of_the_same_tar(packed):
 
 def upstream(packed):
     """The recordings as GitHub packs a tag: under a folder, among other files."""
-    top, out = "free-spoken-digit-dataset-1.0.10", io.BytesIO()
+    top = "free-spoken-digit-dataset-1.0.10"
+    out = io.BytesIO()
     headers = {"format": tarfile.PAX_FORMAT, "pax_headers": {"comment": "26eb9aa"}}
     with (
         tarfile.open(fileobj=io.BytesIO(packed)) as kept,
@@ -92,14 +94,17 @@ def upstream(packed):
     ):
         for folder in (top, f"{top}/recordings"):
             member = tarfile.TarInfo(folder)
-            member.type, member.mode = tarfile.DIRTYPE, 0o775
+            member.type = tarfile.DIRTYPE
+            member.mode = 0o775
             archive.addfile(member)
         for name in ("README.md", "recordings/notes.txt"):
             archive.addfile(tarfile.TarInfo(f"{top}/{name}"))
         for member in reversed(kept.getmembers()):
             content = kept.extractfile(member)
             member.name = f"{top}/{member.name}"
-            member.mode, member.mtime, member.uname = 0o664, 1_600_000_000, "root"
+            member.mode = 0o664
+            member.mtime = 1_600_000_000
+            member.uname = "root"
             archive.addfile(member, content)
     return out.getvalue()
 
@@ -181,7 +186,8 @@ def test_spoken_digits_hold_out_five_takes_and_are_normalised_by_the_others(
     digits = np.array([r.digit for r in recordings])
     shown = [formats.log_mel(r.samples)[:12] for r in recordings]
     own = np.concatenate([shown[i] for i in np.flatnonzero(takes >= 5)])
-    mean, deviation = own.mean(0, np.float64), own.std(0, np.float64)
+    mean = own.mean(0, np.float64)
+    deviation = own.std(0, np.float64)
     for part, chosen in ((train, takes >= 5), (test, takes < 5)):
         rows = [(shown[i] - mean) / deviation for i in np.flatnonzero(chosen)]
         expected = [np.pad(x, [(0, 12 - len(x)), (0, 0)]) for x in rows]

@@ -23,7 +23,9 @@ from syncalgos.reducers import _stacking
 
 ROUNDING = 1e-9  # of float64: sums over the examples in another order
 CLEARLY = 1e-6
-STEPS, BATCH, LR = 3, 8, 0.05
+STEPS = 3
+BATCH = 8
+LR = 0.05
 WITH_IMAGES = [n for n in TASKS if "batch_norm" in small_tasks.parameters(n)]
 
 
@@ -159,8 +161,10 @@ def test_images_to_train_on_are_augmented_and_held_out_ones_are_not(monkeypatch)
         return x
 
     monkeypatch.setattr(cifar10, "augmented", noted)
-    task, key = small_tasks.make("cifar10"), jax.random.key(0)
-    start, batch = jax.eval_shape(task.init, key), small_tasks.examples("cifar10", 4)
+    task = small_tasks.make("cifar10")
+    key = jax.random.key(0)
+    start = jax.eval_shape(task.init, key)
+    batch = small_tasks.examples("cifar10", 4)
     for train, shapes in [(False, []), (True, [(4, 32, 32, 3)])]:
         jax.eval_shape(functools.partial(task.apply, train=train), *start, batch, key)
         assert seen == shapes
@@ -181,7 +185,8 @@ def planned(task, words):
 
 def run_plan(plan, steps=STEPS):
     """The plan's steps on its data: the center and the losses."""
-    s, trainer = plan.config, plan.trainer
+    s = plan.config
+    trainer = plan.trainer
     state = trainer.init(*plan.task.init(jax.random.key(s.seed)), s.seed)
     rows = sampling.rows(s.seed, 0, steps, s.batch_size, plan.data.examples)
     state, metrics = trainer.run(state, rows, trainer.place(plan.data.train))
@@ -228,7 +233,8 @@ def test_tables_kept_in_any_way_give_the_center_of_replicated_ones(kept, words):
 @pytest.mark.slow
 def test_row_sparse_sends_ten_times_fewer_bytes_by_default():
     words = "--algo sync_sgd --accumulate 2 --reduce row_sparse"
-    task, trainer = (plan := planned("embeddings", words)).task, plan.trainer
+    task = (plan := planned("embeddings", words)).task
+    trainer = plan.trainer
     state = trainer.init(*task.init(jax.random.key(0)))
     sparse = trainer.communication(state, 1).bytes_per_worker
     # 8 workers of 32 examples: 4 words before each; and beside its own, 64 negatives
@@ -335,7 +341,9 @@ def test_a_picture_is_known_by_its_seed_and_number():
     data, again, other = (pictures(seed).train for seed in (3, 3, 4))
     assert len(data) == 40
     for number in (39, 0, 7):
-        one, same, unlike = data[number], again[number], other[number]
+        one = data[number]
+        same = again[number]
+        unlike = other[number]
         np.testing.assert_array_equal(one["x"], same["x"])
         assert one["y"] == same["y"] < 3
         assert (one["x"] != unlike["x"]).mean() > 0.9
@@ -406,7 +414,8 @@ def test_every_held_out_character_is_predicted_once(context):
 def test_blank_data_has_the_form_of_the_real():
     task = on_real_data("shakespeare", context=7)
     assert task.blank is not None
-    blank, real = task.blank(), task.load()
+    blank = task.blank()
+    real = task.load()
     for mine, other in ((blank.train, real.train), (blank.test, real.test)):
         assert mine["window"].shape == other["window"].shape
         assert mine["window"].dtype == other["window"].dtype

@@ -144,7 +144,8 @@ def test_counting_leaves_other_numbers_of_algorithms():
     assert table.fill_count(measured) == measured
 
 
-KINDS, ALL = ("diloco", "gossip", "powersgd"), tuple(syncalgos.ALGORITHMS)
+KINDS = ("diloco", "gossip", "powersgd")
+ALL = tuple(syncalgos.ALGORITHMS)
 
 
 @pytest.mark.skipif(sys.version_info > (3, 12), reason="the page is of jax 0.10")

@@ -257,7 +257,8 @@ def code_of(name):
 
 
 def test_a_script_becomes_diloco_by_at_most_12_changed_lines():
-    before, after = code_of("before.py"), code_of("after.py")
+    before = code_of("before.py")
+    after = code_of("after.py")
     changes = difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
     hunks = [(b - a, d - c) for kind, a, b, c, d in changes if kind != "equal"]
     assert 0 < sum(map(max, hunks)) <= 12

@@ -25,7 +25,9 @@ from syncalgos import WORKERS, DataParallel, Replica, bmuf, sync_sgd
 
 ROUNDING = 1e-9  # of float64: means over workers in another order, after 30 steps
 CLEARLY = 1e-3
-STEPS, BATCH, LR = 30, 24, 0.2
+STEPS = 30
+BATCH = 24
+LR = 0.2
 RNG = np.random.default_rng(0)
 POINTS = RNG.normal(size=(STEPS, BATCH, 2))
 BATCHES = {"x": POINTS, "y": np.int32(POINTS[..., 0] > POINTS[..., 1])}
@@ -130,7 +132,8 @@ def assert_same_bits(tree, other):
 def test_models_of_other_libraries_learn_and_are_loaded_as_they_were(
     model, strategy, tmp_path
 ):
-    model, path = model(), tmp_path / "model.safetensors"
+    model = model()
+    path = tmp_path / "model.safetensors"
     center, losses = train(model, strategy)
     assert losses[-5:].mean() < 0.8 * losses[:5].mean()
     assert jax.tree.structure(center.params) == jax.tree.structure(model.params)
@@ -262,7 +265,8 @@ def test_names_with_dots_that_no_file_tells_apart_are_refused(params, message):
 
 @pytest.mark.slow
 def test_a_run_starts_from_an_exported_model(tmp_path):
-    path, config = tmp_path / "model.safetensors", RunConfig(workers=2, seed=1)
+    path = tmp_path / "model.safetensors"
+    config = RunConfig(workers=2, seed=1)
     made = prepare(config)
     params = jax.tree.map(lambda x: x + 1, made.trainer.center(made.state).params)
     export.save(path, Replica(params), {})
@@ -306,7 +310,8 @@ def test_an_export_of_the_same_model_has_the_same_bytes(tmp_path):
 
 
 def test_exports_where_no_model_can_be_written_are_refused(tmp_path):
-    existing, folder = tmp_path / "old.safetensors", tmp_path / "folder.safetensors"
+    existing = tmp_path / "old.safetensors"
+    folder = tmp_path / "folder.safetensors"
     existing.write_bytes(b"old")
     folder.mkdir()
     for path, overwrite, said in [
@@ -399,7 +404,8 @@ def test_a_modules_own_random_state_draws_apart_on_each_worker():
         assert int(jax.tree.leaves(trainer.center(state).buffers)[0]) == steps
         return np.asarray(metrics["masks"]) * (workers / 4)
 
-    several, alone = masks(4), masks(1)[:, 0]
+    several = masks(4)
+    alone = masks(1)[:, 0]
     drawn = {tuple(mask) for step in several for mask in step}
     assert len(drawn) == 4 * 3  # on each worker and at each step
     np.testing.assert_array_equal(several[:, 0], alone)

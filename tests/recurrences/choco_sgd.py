@@ -8,7 +8,7 @@ from recurrences.graphs import EDGES, WEIGHTS, mixed
 from recurrences.topk_sgd import top_k
 
 SETTINGS = [
-    (settings, {"start_estimate": START})
+    (settings, {"first_known": START})
     for settings in (
         {"topology": WEIGHTS, "density": 0.3, "consensus": 0.4},
         {},
@@ -22,10 +22,10 @@ SETTINGS = [
 
 
 def recurrence(
-    workers, density=0.1, consensus=None, topology="ring", start_estimate=0.0 * START
+    workers, density=0.1, consensus=None, topology="ring", first_known=0.0 * START
 ):
     consensus = min(1, 2 * density) if consensus is None else consensus
-    estimates = [start_estimate] * workers
+    estimates = [first_known] * workers
     for _, theta in local_steps(workers):
         for i in range(workers):
             estimates[i] = estimates[i] + top_k(theta[i] - estimates[i], density)

@@ -1,4 +1,4 @@
-"""Sun et al. 2024, algorithm 1: what arrives at a sync was rounds a round old_x.
+"""Sun et al. 2024, algorithm 1: what arrives at a sync was sent a round before.
 
 Λ, which the paper calls the penalty of the staleness gap, is 1 + how far x has moved
 since what arrives was measured, in units of what arrives.

@@ -1,4 +1,4 @@
-"""Cagnasso 2026: θ ← y - α Λ y + γ (y - y old_ahead) of y = θ + η g, for Λ = I - W."""
+"""Cagnasso 2026: θ ← y - α Λ y + γ (y - y before) of y = θ + η g, for Λ = I - W."""
 
 import numpy as np
 

@@ -1,6 +1,6 @@
 """Miahi and Belilovsky 2026, PULSELoCo, as in the authors' code (version 6).
 
-Messages of a fixed length are not theirs: at density 1 all that changes is messages.
+Messages of a fixed length are not theirs: at density 1 all that changes is sent.
 """
 
 import numpy as np

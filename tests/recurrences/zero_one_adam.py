@@ -62,7 +62,7 @@ def recurrence(
     after_gradient=False,
     bounded=False,
 ):
-    """`bounded`: an entry's step is at bound Adam's longest."""
+    """`bounded`: an entry's step is at most Adam's longest."""
     m, u, e = (np.zeros((workers, START.size)) for _ in range(3))
     v, used, server = (np.zeros_like(START) for _ in range(3))
     anchor = START

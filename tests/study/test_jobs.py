@@ -91,7 +91,8 @@ def test_the_rate_chosen_is_that_of_the_best_validation_figure(serial, number, l
 @pytest.mark.slow
 def test_finals_have_a_line_for_each_run_as_its_summary_says(serial):
     lines = (serial / "finals.jsonl").read_text().splitlines()
-    finals, runs = [json.loads(line) for line in lines], runs_done(serial)
+    finals = [json.loads(line) for line in lines]
+    runs = runs_done(serial)
     for key in ("seed", "lr", "test_loss", "test_accuracy", "diverged"):
         expected = sorted(summary[key] for summary in summaries(runs))
         assert sorted(line[key] for line in finals) == expected
@@ -112,7 +113,8 @@ def planned(folder, variants=2, seeds=3, trials=2):
         return own._replace(**changes)
 
     def trial(number, value):
-        held_out, own = RunConfig(validation=0.1), range(1000, 1001)
+        held_out = RunConfig(validation=0.1)
+        own = range(1000, 1001)
         return run_set(number, common=held_out, seeds=own, values={"lr": value})
 
     values = [str(i / 10) for i in range(1, trials + 1)]
@@ -138,7 +140,10 @@ def test_each_run_is_handed_out_once_and_finals_after_their_own_trials(
     variants, seeds, trials, order, jobs, tmp_path_factory
 ):
     plan = plan_of(planned(tmp_path_factory.mktemp("plan"), variants, seeds, trials))
-    busy, made, lost, last = [], [], 0, None
+    busy = []
+    made = []
+    lost = 0
+    last = None
     while not plan.is_over:
         while len(busy) < jobs and (run := plan.take(last)):
             busy.append(run)
@@ -158,7 +163,8 @@ def test_each_run_is_handed_out_once_and_finals_after_their_own_trials(
 
 def test_a_job_stays_with_its_variant_or_begins_one_that_no_other_job_has(tmp_path):
     plan = plan_of(planned(tmp_path, variants=3, seeds=1, trials=2))
-    first, second = plan.take(), plan.take()
+    first = plan.take()
+    second = plan.take()
     assert first and second and (first.number, second.number) == (0, 1)
     plan.ended(second, FinishedRun(""))
     third = plan.take(second.number)
@@ -282,7 +288,9 @@ ENDS = {signal.SIGINT: 130, signal.SIGTERM: 75, signal.SIGKILL: -9}
 
 @pytest.mark.parametrize("number", tiers(ENDS, slow=[signal.SIGINT]))
 def test_a_stopped_command_leaves_no_process_and_goes_on(serial, number, tmp_path):
-    out, tag, code = tmp_path / "study", uuid.uuid4().hex, ENDS[number]
+    out = tmp_path / "study"
+    tag = uuid.uuid4().hex
+    code = ENDS[number]
     command = Command(f"{STUDY} --jobs 2", out, tag, 0, 1, {}, COMPARE)
     command.wait_for(r"run 2/10 ")
     command.kill(number)
@@ -350,7 +358,8 @@ GONE = r"the Dask worker tcp://\S+ is gone; the run starts again"
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_workers_of_a_command_that_are_all_ended_are_replaced(serial, number, tmp_path):
-    out, tag = tmp_path / "study", uuid.uuid4().hex
+    out = tmp_path / "study"
+    tag = uuid.uuid4().hex
     command = Command(f"{STUDY} --jobs 2", out, tag, 0, 1, {}, COMPARE)
     command.wait_for(r"run 1/10 ")
     for worker in psutil.Process(command.process.pid).children():

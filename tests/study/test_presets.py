@@ -76,7 +76,8 @@ def test_every_flag_of_a_preset_is_one_of_its_algorithms(name):
     for run in chain(*(points.values() for points in decided.points.values())):
         settings |= vars(run) | dict(run.arguments) | dict(run.task_arguments)
     for flag, value in content.items():
-        if (name := flag.replace("-", "_")) not in config.SETTINGS:
+        name = flag.replace("-", "_")
+        if name not in config.SETTINGS:
             assert settings[name] == value
 
 
@@ -178,7 +179,8 @@ def test_a_users_value_replaces_what_a_preset_tries_of_it():
 
 def test_a_users_repeated_flags_replace_all_of_the_presets():
     words = ["--tune", "lr=0.1,0.2", "--tune=period=2,4"]
-    plain, decided = under("inner-momentum"), under("inner-momentum", *words)
+    plain = under("inner-momentum")
+    decided = under("inner-momentum", *words)
     assert [r.flag for r in plain.tuned] == ["lr", "block_momentum"]
     assert [r.flag for r in decided.tuned] == ["lr", "period"]
 

@@ -46,7 +46,10 @@ class Page(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.text, self.open, self.tags, self.words = text, [], [], []
+        self.text = text
+        self.open = []
+        self.tags = []
+        self.words = []
         self.feed(text)
         assert self.open == []
 
@@ -157,7 +160,8 @@ def test_the_page_asks_for_no_other_file(page):
 
 def test_csv_table_is_the_golden_one():
     """pandas reads its columns. To change it, delete the file and read the new one."""
-    text, golden = pages.csv(made_up()), GOLDEN / "table.csv"
+    text = pages.csv(made_up())
+    golden = GOLDEN / "table.csv"
     if not golden.exists():
         golden.write_text(text, "utf-8")
         pytest.fail(f"{golden} is new")
@@ -194,7 +198,8 @@ def test_a_label_makes_no_link_and_turns_no_line_in_markdown():
 
 def test_page_and_markdown_have_the_headline_and_every_remark():
     report = made_up()
-    said, markdown = page_of(report).said(""), pages.markdown(report)
+    said = page_of(report).said("")
+    markdown = pages.markdown(report)
     assert report.headline in markdown
     assert " ".join(report.headline.split()) in said.replace("\u00a0", " ")
     for remark in report.remarks:
@@ -205,7 +210,8 @@ def test_page_and_markdown_have_the_headline_and_every_remark():
 def test_figures_show_the_numbers_of_the_table(usual):
     report = made_up()
     for row, curve in zip(report.rows, report.curves, strict=True):
-        steps, label = np.array(curve.steps), row.label
+        steps = np.array(curve.steps)
+        label = row.label
         mean = 100 * np.array(curve.bands["test_accuracy"].mean)
         views = {"steps": steps, "bytes": np.array(curve.bytes_per_worker)}
         views |= {"time-10-gbe": np.array(curve.seconds["10 GbE"])}
@@ -238,9 +244,11 @@ def test_a_chosen_trial_has_a_ring_and_a_diverged_one_a_cross(sweep):
     assert len(panels) == (3 if sweep else 1)
     crosses = 0
     for each in report.tuning:
-        axes, values = panels[each.point], np.array(each.values)
+        axes = panels[each.point]
+        values = np.array(each.values)
         scores = 100 * np.array(each.scores, float)
-        trials, gone = np.stack([values, scores], axis=1), values[np.isnan(scores)]
+        trials = np.stack([values, scores], axis=1)
+        gone = values[np.isnan(scores)]
         (line,) = lines_of(axes, each.label)
         assert line == pytest.approx(trials, nan_ok=True)
         own = [x for x in axes.lines if x.get_color() == colour_of(each.label)]
@@ -262,7 +270,8 @@ def test_a_chosen_trial_has_a_ring_and_a_diverged_one_a_cross(sweep):
 def test_bars_of_too_few_seeds_for_an_interval_are_deviations_and_said_to_be():
     report = made_up(tuned=False)._replace(networks=[])
     few = Difference(1, None, None, 2, 4, False)
-    row, rows = report.rows[2], list(report.rows)
+    row = report.rows[2]
+    rows = list(report.rows)
     rows[2] = row._replace(comparison=row.comparison._replace(difference=few))
     unsure = report._replace(rows=rows)
     assert plotted(report)["differences"].note == ""
@@ -286,7 +295,8 @@ def test_every_line_is_named_in_a_legend_that_fits(sweep):
         words = [" ".join(x.get_text().split()) for x in legend.get_texts()]
         for label in ("bmuf --nesterov", long["diloco"]):
             assert any(label in x for x in words), name
-        box, whole = legend.get_window_extent(), figure.bbox
+        box = legend.get_window_extent()
+        whole = figure.bbox
         assert box.x0 >= 0 and box.x1 <= whole.x1 and box.y0 >= 0
         for axes in figure.axes:
             assert axes.bbox.height > 100 and not axes.bbox.overlaps(box), name
@@ -310,7 +320,8 @@ def test_ids_are_unique_in_the_page_and_references_find_them(page):
 
 @pytest.mark.slow
 def test_labels_cannot_become_tags_and_end_no_cell_early(tmp_path, monkeypatch):
-    plots, names = figures.plots, ("differences", "test-accuracy-by-steps")
+    plots = figures.plots
+    names = ("differences", "test-accuracy-by-steps")
 
     def few(report):
         return [x for x in plots(report) if x.name in names]
@@ -339,7 +350,8 @@ def test_labels_cannot_become_tags_and_end_no_cell_early(tmp_path, monkeypatch):
 
 def test_a_sweep_has_a_panel_and_a_group_of_rows_for_each_value():
     report = made_up(sweep="workers")._replace(networks=[])
-    by_bytes, by_workers = "test-accuracy-by-bytes", "test-accuracy-by-workers"
+    by_bytes = "test-accuracy-by-bytes"
+    by_workers = "test-accuracy-by-workers"
     figures = drawn(report, "differences", by_bytes, by_workers)
     assert len(figures[by_bytes].axes) == 3
     (axes,) = figures[by_workers].axes
@@ -353,7 +365,8 @@ def test_a_sweep_has_a_panel_and_a_group_of_rows_for_each_value():
 def test_a_law_is_the_best_value_and_its_interval_at_every_swept_value():
     report = made_up(sweep="workers")._replace(networks=[])
     found = [x._replace(low=x.chosen / 2, high=x.chosen * 2) for x in report.tuning]
-    report, name = report._replace(tuning=found), "best-lr-by-workers"
+    report = report._replace(tuning=found)
+    name = "best-lr-by-workers"
     (axes,) = drawn(report, name)[name].axes
     assert ticks_of(axes) == ["2", "4", "8"]
     assert axes.get_yscale() == "log"
@@ -393,7 +406,8 @@ def test_a_run_that_diverges_leaves_the_axes_as_they_were(usual):
     wild = [*(2.0 * 10.0 ** steps[:-2]), float("inf"), float("nan")]
     wilder = replaced(made_up(), "test_loss", wild, 1)
     names = "test-loss-by-steps", "test-loss-by-time-10-gbe"
-    after, notes = drawn(wilder, *names), plotted(wilder)
+    after = drawn(wilder, *names)
+    notes = plotted(wilder)
     for name in names:
         top = usual[name].axes[0].get_ylim()[1]
         assert after[name].axes[0].get_ylim()[1] < 2 * top
@@ -477,7 +491,8 @@ def test_an_axis_has_two_to_six_ticks_with_different_texts(low, ratio, log, kind
 
 
 def test_zeros_on_a_logarithmic_axis_are_drawn_without_a_warning():
-    x, zero = np.arange(1.0, 4), np.zeros(3)
+    x = np.arange(1.0, 4)
+    zero = np.zeros(3)
     lines = [figures.Line(name, "", x, y, y, y) for name, y in (("a", zero), ("b", x))]
     plot = figures.Plot("p", "more", "p", lines, "step", log="y", limits=(0.5, 4))
     with figures.style():
@@ -516,7 +531,8 @@ def test_a_label_is_no_formula_in_csv(label):
 
 
 def test_a_study_of_one_seed_and_one_algorithm_by_loss_is_reported():
-    report, one = made_up(tuned=False), Spread(0.25, None, 1)
+    report = made_up(tuned=False)
+    one = Spread(0.25, None, 1)
     row = report.rows[0]._replace(seeds=1, measure=one, loss=one, syncs=None)
     row = row._replace(bytes_per_worker=None, seconds={}, to_target={})
     curve = report.curves[0]._replace(bytes_per_worker=None, seconds={})
@@ -536,7 +552,8 @@ def test_an_algorithm_of_which_all_runs_diverged_is_shown_as_that():
     gone = report.rows[1]._replace(
         diverged=5, measure=None, loss=None, comparison=Comparison("all 5 diverged")
     )
-    rows, curves = [report.rows[0], gone, *report.rows[2:]], report.curves
+    rows = [report.rows[0], gone, *report.rows[2:]]
+    curves = report.curves
     report = report._replace(rows=rows, curves=[curves[0], *curves[2:]])
     assert {"all diverged", "5 seeds, 5 diverged"} <= {*page_of(report).words}
     line = pages.markdown(report).splitlines()[7]

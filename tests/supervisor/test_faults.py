@@ -157,7 +157,8 @@ def test_signal_to_the_command_saves_everywhere(start, tmp_path):
     ],
 )
 def test_loss_is_told_by_all_commands_that_are_left(count, number, who, start):
-    at, words = free_address(), f"{LONG} --steps 40000"
+    at = free_address()
+    words = f"{LONG} --steps 40000"
     left = [start(by_hand(at, i, words, count)) for i in range(count)]
     in_training(left[0])
     left.pop(number).kill()

@@ -108,7 +108,8 @@ FROZEN = "did not end by itself after the others: it may be stopped or frozen"
 FIRST_KILLED = "process 0 (pid 70) was killed by SIGKILL"
 SECOND_KILLED = "process 1 (pid 71) was killed by SIGKILL"
 FIRST_ABORTED = "process 0 (pid 70) was killed by SIGABRT"
-TERM, INT = signal.SIGTERM, signal.SIGINT
+TERM = signal.SIGTERM
+INT = signal.SIGINT
 
 
 @pytest.mark.parametrize(
@@ -140,7 +141,8 @@ def test_exit_code_and_who_is_named(codes, asked, expected):
 def test_restart_resumes_in_the_folder_of_the_first_attempt(
     tmp_path, monkeypatch, capfd
 ):
-    program, log = tmp_path / "program", tmp_path / "log"
+    program = tmp_path / "program"
+    log = tmp_path / "log"
     program.write_text(
         f'#!/bin/sh\necho "$@" >> {log}\n'
         'case "$*" in *--resume*) exit 0;; *--process-id\\ 1) kill -9 $$;; esac\n'
@@ -166,7 +168,8 @@ def test_restart_resumes_in_the_folder_of_the_first_attempt(
 def test_what_repeats_at_the_same_step_ends_the_run(
     restarts, grows, code, tmp_path, monkeypatch, capfd
 ):
-    program, out = tmp_path / "program", tmp_path / "out"
+    program = tmp_path / "program"
+    out = tmp_path / "out"
     (out / "checkpoints").mkdir(parents=True)
     program.write_text(f"#!/bin/sh\ntouch {out}/{grows}\nexit 75\n")
     program.chmod(0o755)

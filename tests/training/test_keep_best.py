@@ -13,7 +13,8 @@ WORDS += " --dispatch-steps 2 --checkpoint-every 2"
 
 @pytest.mark.slow
 def test_the_best_evaluation_is_exported_and_its_checkpoint_kept(tmp_path):
-    path, alone = tmp_path / "best.safetensors", tmp_path / "alone.safetensors"
+    path = tmp_path / "best.safetensors"
+    alone = tmp_path / "alone.safetensors"
     words = f"{WORDS} --steps 16 --keep best --export {path}"
     run(words, tmp_path / "out", signal_before(6)).with_code(75)
     ended = run(f"{words} --resume", tmp_path / "out")
@@ -24,7 +25,8 @@ def test_the_best_evaluation_is_exported_and_its_checkpoint_kept(tmp_path):
     assert [*find_steps(tmp_path / "out" / "checkpoints")] == [16, 14, 12, step]
     # A run that ends there has that model.
     run(f"{WORDS} --steps {step} --export {alone}", tmp_path / "shorter")
-    found, expected = export.load(path).params, export.load(alone).params
+    found = export.load(path).params
+    expected = export.load(alone).params
     for own, other in zip(found, expected, strict=True):
         assert (own["w"] == other["w"]).all() and (own["b"] == other["b"]).all()
 

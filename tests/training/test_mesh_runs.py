@@ -341,7 +341,8 @@ def test_others_go_on_over_two_processes_and_start_from_their_center(
     spanned, of_one, tmp_path
 ):
     assert_near(resumed(of_one, tmp_path / "two", SPAN, 9, run=of_devices), of_one)
-    words, resume = f"{TINY} --steps 14", "--resume-center"
+    words = f"{TINY} --steps 14"
+    resume = "--resume-center"
     assert resumed(spanned, tmp_path / "new", words, 11, resume, of_devices).code == 0
 
 

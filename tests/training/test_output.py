@@ -90,7 +90,8 @@ def test_broken_output_stops_no_run(broken, streams, processes, whole, tmp_path)
 
 @pytest.mark.slow
 def test_terminal_that_is_closed_while_it_shows_a_bar_stops_no_run(whole, tmp_path):
-    out, shown = tmp_path / "out", b""
+    out = tmp_path / "out"
+    shown = b""
     with on_a_terminal(TINY, out, PYTHONPATH=OURS) as (process, screen):
         while b"training" not in shown:
             shown += os.read(screen, 4096)  # fails when the process has ended
@@ -137,7 +138,8 @@ def test_code_is_that_of_the_error_which_cannot_be_shown(tmp_path):
 
 @pytest.mark.slow
 def test_commands_run_in_a_thread(tmp_path, words=TINY):
-    codes, argv = [], [*words.split(), "--out", str(tmp_path / "out")]
+    codes = []
+    argv = [*words.split(), "--out", str(tmp_path / "out")]
     thread = threading.Thread(target=lambda: codes.append(command_line.main(argv)))
     thread.start()
     thread.join(TIMEOUT)

@@ -105,7 +105,8 @@ def in_two(tmp_path_factory):
 @pytest.mark.slow
 def test_resumed_run_of_two_processes_is_the_uninterrupted_one(in_two, tmp_path):
     """By an algorithm that keeps a residual of each worker."""
-    command, out = by("topk_sgd"), str(tmp_path / "out")
+    command = by("topk_sgd")
+    out = str(tmp_path / "out")
     works = Work(command, f"{out}-whole"), Work(command, out, STOP)
     whole, left, ended = in_two((*works, Work(f"{command} --resume", out)))
     assert left.code == 75, left.stderr
@@ -130,7 +131,8 @@ def test_resumed_run_with_more_to_carry_is_the_uninterrupted_one(tmp_path):
 @pytest.mark.slow
 def test_displacements_of_a_round_that_was_not_measured_are_left_out(tmp_path):
     """Rounds end after steps 3, 6 and 9, of which the first run measures 3 and 9."""
-    command, out = f"{TINY} --algo bmuf --period 3 --displacements", tmp_path / "out"
+    command = f"{TINY} --algo bmuf --period 3 --displacements"
+    out = tmp_path / "out"
     assert run(f"{command} --eval-every 5", out, signal_before(STOP)).code == 75
     ended = run(f"{command} --eval-every 8 --resume", out)
     lines = {x["step"]: x["pseudo_gradient"] for x in ended.lines}
@@ -165,7 +167,8 @@ def test_run_goes_on_with_other_numbers_of_devices(tmp_path):
 
 @pytest.mark.long
 def test_processes_take_over_from_each_other(in_two, tmp_path):
-    command, out = f"{BMUF} --workers 4", tmp_path / "out"
+    command = f"{BMUF} --workers 4"
+    out = tmp_path / "out"
     alone = f"{command} --devices 0,1"
     assert run(alone, out, signal_before(5)).code == 75
     (two,) = in_two((Work(f"{command} --resume", str(out), 4),))
@@ -203,7 +206,8 @@ def test_new_workers_start_from_the_center(workers, stopped, out):
 @pytest.mark.long
 def test_schedule_and_bytes_go_on_with_new_workers(tmp_path):
     schedule = "--optimizer sgd --momentum 0.9 --schedule cosine --warmup-steps 3"
-    command, out = f"{BMUF} {schedule}", tmp_path / "out"
+    command = f"{BMUF} {schedule}"
+    out = tmp_path / "out"
     (*_, last) = run(command, out, signal_before(STOP)).lines
     whole = run(f"{command} --workers 4", tmp_path / "whole")
     ended = run(f"{command} --workers 4 --resume-center", out).with_code(0)
@@ -220,7 +224,8 @@ def test_schedule_and_bytes_go_on_with_new_workers(tmp_path):
 
 @pytest.mark.long
 def test_new_workers_go_on_after_another_stop(stopped, out, tmp_path):
-    copy, four = shutil.copytree(out, tmp_path / "copy"), f"{BMUF} --workers 4"
+    copy = shutil.copytree(out, tmp_path / "copy")
+    four = f"{BMUF} --workers 4"
     whole = run(f"{four} --resume-center", copy)
     assert run_id(whole) != run_id(stopped)  # it is another run
     assert run(f"{four} --resume-center", out, signal_before(3)).code == 75
@@ -235,7 +240,8 @@ def test_new_workers_go_on_after_another_stop(stopped, out, tmp_path):
 def test_a_finished_run_without_checkpoints_says_so_and_stays(export, whole, tmp_path):
     out = shutil.copytree(whole.out, tmp_path / "out")
     shutil.rmtree(out / FOLDER)
-    before, model = files(out), tmp_path / "m.safetensors"
+    before = files(out)
+    model = tmp_path / "m.safetensors"
     ended = run(f"{BMUF} --resume" + f" --export {model}" * export, out)
     assert ended.code == export
     told, *others = ended.stderr.splitlines()
@@ -279,7 +285,8 @@ def test_where_all_checkpoints_are_damaged_none_is_removed(out, whole):
 @pytest.mark.slow
 def test_checkpoints_that_cannot_be_read_now_are_left_for_later(out, whole, tmp_path):
     """As links into a file system that is not mounted."""
-    there, away = tmp_path / "mounted", tmp_path / "away"
+    there = tmp_path / "mounted"
+    away = tmp_path / "away"
     shutil.move(out / FOLDER, there)
     (out / FOLDER).mkdir()
     for path in there.iterdir():
@@ -433,7 +440,8 @@ def test_longer_run_goes_on_where_the_rate_is_constant(tmp_path):
 def test_finished_run_that_is_resumed_says_the_same(whole, tmp_path):
     ended = assert_goes_on(shutil.copytree(whole.out, tmp_path / "out"), whole, 11)
     assert ended.lines == whole.lines
-    new, old = ended.summary, whole.summary
+    new = ended.summary
+    old = whole.summary
     assert (new["resumed_at"], old["resumed_at"]) == ([11], [])
     assert new["total_seconds"] >= old["total_seconds"]
     # Nothing was compiled.

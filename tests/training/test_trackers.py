@@ -31,7 +31,8 @@ def local():
 
 def framed(path):
     """The messages of a TFRecord file: length, its checksum, data, its checksum."""
-    content, at = path.read_bytes(), 0
+    content = path.read_bytes()
+    at = 0
     while at < len(content):
         (length,) = struct.unpack_from("<Q", content, at)
         yield content[at + 12 : at + 12 + length]
@@ -42,7 +43,8 @@ def in_tensorboard(folder):
     """Curves of an event file, {name: {step: value}}, and its texts by name."""
     from tensorboardX.proto import event_pb2
 
-    curves, texts = {}, {}
+    curves = {}
+    texts = {}
     (path,) = folder.glob("events.out.tfevents.*")
     for record in framed(path):
         event = event_pb2.Event.FromString(record)  # pyright: ignore
@@ -61,7 +63,8 @@ def in_wandb(folder):
     """The offline runs of a folder: curves by id, and the config of each start."""
     messages = import_module("wandb.proto.wandb_internal_pb2")
 
-    curves, starts = {}, []
+    curves = {}
+    starts = []
     for path in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
         own = curves.setdefault(path.stem.removeprefix("run-"), {})
         for record in logged(path):
@@ -78,9 +81,12 @@ def in_wandb(folder):
 
 def logged(path):
     """The records of a log in LevelDB's form: pieces in blocks of 32 kB."""
-    content, at, record = path.read_bytes(), 7, b""
+    content = path.read_bytes()
+    at = 7
+    record = b""
     while at + 7 <= len(content):
-        if (left := -at % 2**15) and left < 7:
+        left = -at % 2**15
+        if left and left < 7:
             at += left
             continue
         _, length, kind = struct.unpack_from("<IHB", content, at)
@@ -153,7 +159,8 @@ class Mine:
     """A tracker of one's own, which raises in one of its functions."""
 
     def __init__(self, raises=""):
-        self.raises, self.told = raises, []
+        self.raises = raises
+        self.told = []
 
     def start(self, run):
         self._tell("start", run)
@@ -172,7 +179,8 @@ class Mine:
 
 @pytest.mark.slow
 def test_a_tracker_that_fails_is_left_out_and_all_else_goes_on(capsys):
-    failing, mine = Mine("log"), Mine()
+    failing = Mine("log")
+    mine = Mine()
     with pytest.raises(Unwritten, match="Mine failed") as raised:
         train(TINY, track=[failing, mine])
     trained = raised.value.result

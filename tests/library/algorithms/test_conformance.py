@@ -88,7 +88,8 @@ class Trained(NamedTuple):
     poisoned: Seen
 
 
-STEPS, HALF = 2 * PERIOD, PERIOD + 1
+STEPS = 2 * PERIOD
+HALF = PERIOD + 1
 
 
 def train(names, workers, backend, devices, folder):
@@ -109,7 +110,8 @@ def train(names, workers, backend, devices, folder):
     decisions = [len(found[0]) for x in names if (found := owed(x).decided)]
 
     def advanced(state, first, stop):
-        replicas, metrics = [], {}
+        replicas = []
+        metrics = {}
         for step in range(first, stop):
             batch = jax.tree.map(lambda x, a=step: x[a : a + 1], batches)
             state, metrics = trainer.run(state, batch)
@@ -120,12 +122,14 @@ def train(names, workers, backend, devices, folder):
 
     def seen(state, replicas):
         path = jax.tree.map(lambda *x: np.stack(x), *replicas)
-        held, center = trainer.to_host(state).sync, trainer.center(state).params
+        held = trainer.to_host(state).sync
+        center = trainer.center(state).params
         found = path, held, jax.device_get(center)
         return {name: Seen(*(tree[name] for tree in found)) for name in names}
 
     state, before = advanced(trainer.init(dict.fromkeys(names, MODEL)), 0, HALF)
-    held, of_no_interest = trainer.to_host(state), syncalgos.Replica(())
+    held = trainer.to_host(state)
+    of_no_interest = syncalgos.Replica(())
     own = state_arrays.name_own_arrays(held)
     shared = state_arrays.name_shared_arrays(held, of_no_interest)
     shards.write_shard(folder, shards.Shard(HALF, workers, 0, own, shared, {}), 0, 1)
@@ -149,7 +153,8 @@ def train(names, workers, backend, devices, folder):
 @pytest.fixture(scope="module")
 def trained(request, tmp_path_factory):
     """(name, layout) -> what `train` gives, of others of the session's tests, too."""
-    names, done = asked(request, "name"), {}
+    names = asked(request, "name")
+    done = {}
 
     def of(name, layout):
         if (name, layout) not in done:
@@ -165,7 +170,8 @@ def trained(request, tmp_path_factory):
 @pytest.mark.parametrize("name", tiers(NAMES, KINDS[:1], {*NAMES} - {*LATER}))
 def test_algorithm_gives_the_same_numbers_on_two_layouts(name, trained):
     workers, *_ = layout = LAYOUT[name]
-    on_devices, on_one = trained(name, layout), trained(name, (workers, "vmap", 1))
+    on_devices = trained(name, layout)
+    on_one = trained(name, (workers, "vmap", 1))
     for x, y in zip(*map(jax.tree.leaves, (on_devices, on_one)), strict=True):
         if x.dtype.kind == "f":  # a bit may fall either way
             assert np.isfinite(x).all()
@@ -218,7 +224,8 @@ def test_three_of_four_that_take_part_are_three_workers(name):
     x, y = np.random.default_rng(0).normal(size=(2, STEPS, 16, 5))
 
     def center(workers, around):
-        strategy, optimizer = around(make(name, **own)), owed(name).optimizer
+        strategy = around(make(name, **own))
+        optimizer = owed(name).optimizer
         trainer = syncalgos.DataParallel(loss, optimizer, strategy, workers=workers)
         seen = {"x": x[:, : 4 * workers], "y": y[:, : 4 * workers]}
         return trainer.center(trainer.run(trainer.init(MODEL), seen)[0]).params
@@ -251,7 +258,8 @@ def test_workers_talk_by_the_collectives_alone():
 @pytest.mark.parametrize("workers", tiers([2, 3, 8], [8], [2]))
 @pytest.mark.parametrize("name", NAMES)
 def test_communication_is_what_the_algorithm_owes(name, workers):
-    params, taken = conformance.problem()[0], owed(name).taken(2 * PERIOD)
+    params = conformance.problem()[0]
+    taken = owed(name).taken(2 * PERIOD)
     sent = syncalgos.communication(
         make(name), params, workers=workers, steps=2 * PERIOD, taken=taken
     )
@@ -270,7 +278,8 @@ def traced(strategy, optimizer, params, sizes=(2, 2)):
 
     def step(params, grads, number):
         start = strong((optimizer.init(params), strategy.init(params)))
-        replica, state = syncalgos.Replica(params, start[0]), start[1]
+        replica = syncalgos.Replica(params, start[0])
+        state = start[1]
         grads, state = apply_reduce(strategy, grads, replica, state, number)
         replica, state = apply_sync(strategy, replica, state, number)
         return start[1], strategy.center(replica.params, state), grads, replica
@@ -299,7 +308,8 @@ def test_any_model_keeps_its_form_and_nothing_is_promoted(name):
     # Numbers and schedules are float64 then: params and state must not become so.
     rate = {"learning_rate": lambda step: jnp.asarray(0.1, float)}
     with jax.enable_x64(True):
-        short, wide = jnp.zeros((2, 2), jnp.bfloat16), {"leaf": jnp.zeros(1)}
+        short = jnp.zeros((2, 2), jnp.bfloat16)
+        wide = {"leaf": jnp.zeros(1)}
         model = {"deep": [short, wide], "scalar": jnp.zeros((), jnp.float32)}
         rate = rate if "learning_rate" in parameters(name) else {}
         assert "bfloat16" not in keeps_its_form(name, model, (1, 3), **rate)
@@ -321,7 +331,8 @@ def test_every_parameter_changes_the_program(name):
     texts = {}
     for parameter in parameters(name):
         usual = WITH.get((name, parameter), {})
-        if (key := repr(usual)) not in texts:
+        key = repr(usual)
+        if key not in texts:
             texts[key] = text_of(name, usual)
             assert texts[key] == text_of(name, usual)
         other = {**usual, parameter: other_value(name, parameter)}

@@ -75,7 +75,8 @@ def settings(name):
 
 def values(name):
     """Two legal values of each number: all of the first, all of the second."""
-    first, second = {}, {}
+    first = {}
+    second = {}
     for number in NUMBERS[name]:
         other = other_value(name, number)
         other = 0.05 if callable(other) else other  # no schedule
@@ -188,7 +189,8 @@ class Program:
     def slope(self, name, number):
         """The difference quotient of a case's end."""
         value = self.second[name][number]
-        apart, ends = 1e-6 * value, []
+        apart = 1e-6 * value
+        ends = []
         for at in (value + apart, value - apart):
             moved = {**self.second, name: {**self.second[name], number: at}}
             ends.append(float(jnp.sum(self.compiled(arrays(moved))[name][:, -1] ** 2)))
@@ -208,7 +210,8 @@ CASES = [*WITH_NUMBERS, *COMBINED]
 @pytest.fixture(scope="module")
 def program_of(request):
     """name -> the program that its case shares with others of the session's tests."""
-    names, done = asked(request, "name"), {}
+    names = asked(request, "name")
+    done = {}
 
     def of(name):
         if name not in done:
@@ -250,7 +253,8 @@ def test_traced_numbers_promote_nothing_by_themselves(name):
 
     def steps(numbers, params, step):
         strategy = case(name).make(numbers)
-        replica, state = sa.Replica(params), strategy.init(params)
+        replica = sa.Replica(params)
+        state = strategy.init(params)
         grads, state = strategy.reduce(params, replica, state, step)
         replica, state = strategy.sync(replica, state, step)
         return grads, replica.params, strategy.center(replica.params, state)
@@ -316,7 +320,8 @@ def test_at_end_refuses_a_sync_that_only_the_program_knows():
 
 
 def test_a_concrete_array_is_checked_as_a_number_is():
-    half, two = jnp.float32(0.5), jnp.float32(2)
+    half = jnp.float32(0.5)
+    two = jnp.float32(2)
 
     def traced(x):
         sa.easgd(beta=half)

@@ -102,7 +102,8 @@ def test_ours_pass(name, request):
     alike = [x for x in chosen if count_workers(x) == count_workers(name)]
     together = split_around(name, alike, TOGETHER)
     replicas, centers = trained(*together)[name]
-    rows, means = iter(replicas), iter(centers.mean(1))
+    rows = iter(replicas)
+    means = iter(centers.mean(1))
     # The center of fedavg within a round is the engine's.
     center = None if name == "fedavg" else lambda: next(means)
     check(read(name), lambda gradients: next(rows), center=center)
@@ -111,7 +112,8 @@ def test_ours_pass(name, request):
 @pytest.mark.parametrize("file", FILES)
 def test_a_file_is_what_the_command_makes(file):
     assert (FOLDER / f"{file}.json").exists(), "make vectors"
-    made, there = vectors(file), read(file)
+    made = vectors(file)
+    there = read(file)
     assert (FOLDER / f"{file}.json").read_text("utf-8") == text(there)
     both = [x["steps"] + x.get("drawn", []) for x in (made, there)]
     for now, row in zip(*both, strict=True):
@@ -161,7 +163,8 @@ ROW = [END] * 2
     ],
 )
 def test_the_checker_says_what_differs_first(second, center, said):
-    steps, message = iter([[[-0.5, 0], [0, -1]], second]), ""
+    steps = iter([[[-0.5, 0], [0, -1]], second])
+    message = ""
     centers = iter([[-0.25, -0.5], center])
     try:
         check(SMALL, lambda gradients: next(steps), center=lambda: next(centers))

@@ -38,7 +38,9 @@ def ring(size, workers=4):
 def trained(strategy, parts=(STEPS,), **options):
     """Returns the trainer, its last state, and what was decided at each step."""
     trainer = make_trainer(strategy, **options)
-    state, first, told = trainer.init(make_params()), 0, []
+    state = trainer.init(make_params())
+    first = 0
+    told = []
     for steps in parts:
         batches = jax.tree.map(lambda x, a=first, b=steps: x[a : a + b], BATCHES)
         state, metrics = trainer.run(state, batches)
@@ -50,7 +52,9 @@ def trained(strategy, parts=(STEPS,), **options):
 def test_one_worker_that_asks_lets_all_sync_and_each_sync_is_counted():
     """And the center is that of the last sync."""
     trainer = make_trainer(sa.decided(sa.outer_step(optax.sgd(1.0)), at([2, 3, 7])))
-    state, apart, told = trainer.init(make_params()), [], []
+    state = trainer.init(make_params())
+    apart = []
+    told = []
     centers = [trainer.center(state).params["w"]]
     for step in range(STEPS):
         batch = jax.tree.map(lambda x, a=step: x[a : a + 1], BATCHES)

@@ -65,7 +65,8 @@ def test_a_momentum_has_a_derivative_at_any_rank():
 
         def worker(own):
             replica = Replica(jnp.ones((6, 4)))
-            state, total = strategy.init(replica.params), 0.0
+            state = strategy.init(replica.params)
+            total = 0.0
             for step, g in enumerate(own):
                 moves, state = strategy.reduce(g, replica, state, step)
                 total = total + jnp.sum(jnp.sin(moves))
