@@ -60,9 +60,8 @@ class Synced:  # make one in each process
         self.optimizer = optimizer
         self.strategy = strategy
         self.steps = 0
-        # jit keeps functions by weak references, which a strategy's do not allow.
-        self.reduce = jax.jit(lambda *args: strategy.reduce(*args))
-        self.sync = jax.jit(lambda *args: strategy.sync(*args))
+        self.reduce = jax.jit(strategy.reduce)
+        self.sync = jax.jit(strategy.sync)
         params = {k: x for k, x in model.named_parameters() if x.requires_grad}
         buffers = {k: x for k, x in model.named_buffers() if x.is_floating_point()}
         own_number = torch.tensor([1.0 * peers.rank])  # in place of torch's state
