@@ -7,7 +7,7 @@ import re
 import struct
 import sys
 import termios
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 from rich.cells import cell_len
@@ -161,8 +161,12 @@ def drawn_bars(monkeypatch, columns, draw):
         patch.setenv("TERM", "xterm")
         draw()
         stderr.flush()
-    text = os.read(screen, 1 << 16).decode()
+    pieces = []
+    with suppress(OSError):  # nobody writes to it any more, and all is read
+        while piece := os.read(screen, 1 << 16):  # at most 4 KiB at once
+            pieces.append(piece)
     os.close(screen)
+    text = b"".join(pieces).decode()
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).split("\r")
 
 
