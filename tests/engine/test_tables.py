@@ -9,7 +9,7 @@ from mapped import over_workers, shard_mapped
 from problems.two_tables import (
     BATCH,
     BATCHES,
-    FIRST,
+    FIRST_ROWS,
     LR,
     MOMENTUM,
     OPTIMIZER,
@@ -172,8 +172,8 @@ def test_a_model_of_tables_alone_leaves_nothing_to_the_strategy():
     state = trainer.init({"scale": START["scale"]})
     state, _ = trainer.run(state, tuple(x[:1] for x in BATCHES))
     expected = START["scale"].copy()
-    error = START["scale"][FIRST[0]] - BATCHES[2][0]
-    np.add.at(expected, FIRST[0], -LR * 2 * error / BATCH)
+    error = START["scale"][FIRST_ROWS[0]] - BATCHES[2][0]
+    np.add.at(expected, FIRST_ROWS[0], -LR * 2 * error / BATCH)
     assert_close(trainer.center(state).params["scale"], expected)
     assert trainer.divergence(state) == 0
     assert trainer.communication(state, STEPS).bytes_per_worker == 0
