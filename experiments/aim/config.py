@@ -150,12 +150,18 @@ class AimConfig:
     @cached_property
     def variants(self) -> tuple[VariantWords, ...]:
         """The algorithms, with the flags that their runs accept."""
-        text = ",".join(ALGORITHM.files) if self.algos == "all" else self.algos
-        return self._parse_variants(text)
+        return self._parse_variants(self._algorithms)
 
-    def _parse_variants(self, text: str) -> tuple[VariantWords, ...]:
+    @property
+    def _algorithms(self) -> tuple[VariantWords, ...]:
+        text = ",".join(ALGORITHM.files) if self.algos == "all" else self.algos
+        return read_algorithms(text)
+
+    def _parse_variants(
+        self, algorithms: Sequence[VariantWords]
+    ) -> tuple[VariantWords, ...]:
         return parse_variants(
-            read_algorithms(text),
+            algorithms,
             task=self.task,
             shared=self.shared,
             own_names=SETTINGS,
@@ -172,7 +178,10 @@ class AimConfig:
         """
         variants = self.variants
         if not any(is_baseline(variant) for variant in variants):
-            variants += self._parse_variants(BASELINE)
+            # With the others: a shared flag need not be one of sync_sgd's.
+            variants = self._parse_variants(
+                (*self._algorithms, *read_algorithms(BASELINE))
+            )
         return tuple(_job(each, x) for each in self.targets for x in variants)
 
 

@@ -39,13 +39,17 @@ class Objects:
             return factories.named(kind, name)
         if callable(passed_object):
             return passed_object
-        return lambda: passed_object
+        # The config may still have the arguments of the algorithm that it names.
+        return lambda **_: passed_object
 
     def describe(self, kind: Kind, name: str) -> Factory:
         """Describes the factory of an algorithm or of a task; see `find_factory`."""
-        if self._find(kind) is None:
+        passed_object = self._find(kind)
+        if passed_object is None:
             return factories.describe(kind, name)
-        return factories.of_function(kind, name, self.find_factory(kind, name))
+        if callable(passed_object):
+            return factories.of_function(kind, name, passed_object)
+        return factories.of_function(kind, name, lambda: passed_object)
 
     def _find(self, kind: Kind) -> Any:
         """Returns the object in place of an algorithm or a task; None if none is."""

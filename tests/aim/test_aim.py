@@ -601,3 +601,11 @@ def test_records_of_the_docs_give_their_own_figures_and_tables(name, tmp_path):
             assert program[key] == recorded[key]
     text = page.read_text("utf-8")
     assert all(f"\n| {label} " in text for label in labels)
+
+
+def test_a_shared_flag_need_not_be_one_of_the_baseline_that_is_added():
+    asked = config.read(
+        ["--target", "cpu:4", "--algos", "bmuf,diloco", "--period", "5"]
+    )
+    labels = [job.variant.label for job in asked.jobs]
+    assert labels == ["bmuf", "diloco", "sync_sgd"]
