@@ -179,9 +179,10 @@ class AimConfig:
         variants = self.variants
         if not any(is_baseline(variant) for variant in variants):
             # With the others: a shared flag need not be one of sync_sgd's.
-            variants = self._parse_variants(
+            *_, baseline = self._parse_variants(
                 (*self._algorithms, *read_algorithms(BASELINE))
             )
+            variants = (*variants, baseline)
         return tuple(_job(each, x) for each in self.targets for x in variants)
 
 

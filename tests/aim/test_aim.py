@@ -609,3 +609,5 @@ def test_a_shared_flag_need_not_be_one_of_the_baseline_that_is_added():
     )
     labels = [job.variant.label for job in asked.jobs]
     assert labels == ["bmuf", "diloco", "sync_sgd"]
+    are_asked = [job.variant in asked.variants for job in asked.jobs]
+    assert are_asked == [True, True, False]
