@@ -6,9 +6,10 @@ import json
 import sys
 
 import pytest
-from commands import run_python
+from commands import ROOT, run_python
 from tiers import tiers
 
+from benchmarks import goodput
 from benchmarks.peers import __main__ as peers
 
 # Flags of the smallest runs, and how many records they report.
@@ -63,3 +64,17 @@ def test_a_small_run_reports_records_and_a_table(name):
     records = [json.loads(line) for line in lines if line.startswith("{")]
     assert [record["benchmark"] for record in records] == [name.split(".")[-1]] * count
     assert sum(line.startswith("|") for line in lines) == 2 + count
+
+
+def test_the_page_of_torchft_shows_the_goodput_that_was_measured():
+    rows = goodput.read_rows(ROOT / "docs" / "records" / "goodput.jsonl")
+    assert {(row.kind, row.kills) for row in rows} == {
+        (kind, kills) for kind in goodput.KINDS for kills in (0, 1, 3)
+    }
+    page = (ROOT / "docs" / "torchft.md").read_text()
+    assert goodput.make_table(rows) in page
+
+
+def test_a_restart_is_the_next_sync_after_a_kill():
+    assert goodput.find_restart([1.0, 2.5, 4.0], 2.0) == 0.5
+    assert goodput.find_restart([1.0], 2.0) is None
