@@ -19,6 +19,7 @@ from experiments.command.words import Words, cleaned, flag_groups
 from experiments.files import needed, read_bytes, try_to_write
 from experiments.study.command_line import (
     VariantWords,
+    complete_variant,
     parse_variants,
     read_algorithms,
 )
@@ -150,18 +151,9 @@ class AimConfig:
     @cached_property
     def variants(self) -> tuple[VariantWords, ...]:
         """The algorithms, with the flags that their runs accept."""
-        return self._parse_variants(self._algorithms)
-
-    @property
-    def _algorithms(self) -> tuple[VariantWords, ...]:
         text = ",".join(ALGORITHM.files) if self.algos == "all" else self.algos
-        return read_algorithms(text)
-
-    def _parse_variants(
-        self, algorithms: Sequence[VariantWords]
-    ) -> tuple[VariantWords, ...]:
         return parse_variants(
-            algorithms,
+            read_algorithms(text),
             task=self.task,
             shared=self.shared,
             own_names=SETTINGS,
@@ -178,9 +170,13 @@ class AimConfig:
         """
         variants = self.variants
         if not any(is_baseline(variant) for variant in variants):
-            # With the others: a shared flag need not be one of sync_sgd's.
-            *_, baseline = self._parse_variants(
-                (*self._algorithms, *read_algorithms(BASELINE))
+            # Not checked: a shared flag need not be one of sync_sgd's.
+            baseline = complete_variant(
+                VariantWords(label=BASELINE, algo=BASELINE),
+                task=self.task,
+                shared=self.shared,
+                taken=TAKEN,
+                added=(),
             )
             variants = (*variants, baseline)
         return tuple(_job(each, x) for each in self.targets for x in variants)

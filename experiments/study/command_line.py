@@ -140,23 +140,48 @@ def parse_variants(
         BadRequest: an unknown algorithm or task, or a flag that a study sets itself,
             that no variant has, or that is given, swept or tuned twice.
     """
-    variants: list[VariantWords] = []
-    for algorithm in algorithms:
-        variant = algorithm._replace(task=task)
-        readers = _find_readers(variant, taken)
-        first_words = ("--algo", variant.algo, "--task", task, *added)
-        shared_words = [x for x in shared if parameter(x[0]) in readers]
-        tuned_axes = [own_axis for axis in tuned for own_axis in axis.of(readers)]
-        completed = variant._replace(
-            # Its own flags come last: the last of two equal flags wins.
-            argv=(*first_words, *chain(*shared_words), *variant.words),
-            readers=readers,
-            swept=[axis for axis in swept if axis.flag in readers],
-            tuned=tuned_axes,
+    variants = tuple(
+        complete_variant(
+            algorithm,
+            task=task,
+            shared=shared,
+            tuned=tuned,
+            swept=swept,
+            taken=taken,
+            added=added,
         )
-        variants.append(completed)
+        for algorithm in algorithms
+    )
     _check_flags(variants, shared, [*tuned, *swept], own_names, taken)
-    return tuple(variants)
+    return variants
+
+
+def complete_variant(
+    algorithm: VariantWords,
+    *,
+    task: str,
+    shared: Sequence[Words],
+    tuned: Sequence[Axis] = (),
+    swept: Sequence[Axis] = (),
+    taken: Mapping[str, str] = TAKEN,
+    added: Words = ADDED,
+) -> VariantWords:
+    """Gives an algorithm those of the shared flags and axes that its runs accept.
+
+    The arguments are those of `parse_variants`, which also checks the flags.
+    """
+    variant = algorithm._replace(task=task)
+    readers = _find_readers(variant, taken)
+    first_words = ("--algo", variant.algo, "--task", task, *added)
+    shared_words = [x for x in shared if parameter(x[0]) in readers]
+    tuned_axes = [own_axis for axis in tuned for own_axis in axis.of(readers)]
+    return variant._replace(
+        # Its own flags come last: the last of two equal flags wins.
+        argv=(*first_words, *chain(*shared_words), *variant.words),
+        readers=readers,
+        swept=[axis for axis in swept if axis.flag in readers],
+        tuned=tuned_axes,
+    )
 
 
 def _describe_factories(variant: VariantWords) -> list[Factory]:
