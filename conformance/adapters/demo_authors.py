@@ -9,9 +9,7 @@ from conformance.adapters.rows import Project, Row, add_checkout
 from conformance.adapters.torch_models import (
     HeavyBall,
     Model,
-    flatten,
-    list_gradients,
-    set_gradients,
+    follow_gradients,
 )
 
 COMMIT = add_checkout("DeMo")
@@ -34,12 +32,9 @@ def train(worker: int, vectors: Vectors, takes_sign: bool):
     )
     # Without the sign, a rate of 1 leaves the gradient as its size is.
     heavy_ball = HeavyBall(model.parameters(), vectors, rate)
-    path = []
-    for gradient in list_gradients(vectors, worker):
-        set_gradients(model, gradient)
-        heavy_ball.step(optimizer.step)
-        path.append(flatten(model))
-    return path
+    return follow_gradients(
+        model, vectors, worker, lambda: heavy_ball.step(optimizer.step)
+    )
 
 
 PROJECT = Project(

@@ -17,9 +17,7 @@ from conformance.adapters.rows import Cause, Project, Row, add_checkout
 from conformance.adapters.torch_models import (
     HeavyBall,
     Model,
-    flatten,
-    list_gradients,
-    set_gradients,
+    follow_gradients,
 )
 
 COMMIT = add_checkout("gym")
@@ -40,12 +38,7 @@ def train(strategy, model, worker: int, vectors: Vectors, first_count: int = 0):
     """Takes each step; `first_count` is where the strategy's count of steps begins."""
     strategy._init_node(model, worker, vectors["workers"])
     strategy.local_step = first_count
-    path = []
-    for gradient in list_gradients(vectors, worker):
-        set_gradients(model, gradient)
-        strategy.step()
-        path.append(flatten(model))
-    return path
+    return follow_gradients(model, vectors, worker, strategy.step)
 
 
 def all_reduce(worker: int, vectors: Vectors):
@@ -120,12 +113,9 @@ def demo(worker: int, vectors: Vectors):
     model = Model(vectors, least_axes=1)
     strategy._init_node(model, worker, vectors["workers"])
     heavy_ball = HeavyBall(model.parameters(), vectors, rate)
-    path = []
-    for gradient in list_gradients(vectors, worker):
-        set_gradients(model, gradient)
-        heavy_ball.step(strategy.step)
-        path.append(flatten(model))
-    return path
+    return follow_gradients(
+        model, vectors, worker, lambda: heavy_ball.step(strategy.step)
+    )
 
 
 LONG_ROUND = Cause(

@@ -12,7 +12,7 @@ from conformance.adapters.torch_models import (
     HeavyBall,
     Model,
     flatten,
-    list_gradients,
+    follow_gradients,
     make_sgd,
     set_gradients,
 )
@@ -53,12 +53,9 @@ def demo(worker: int, vectors: Vectors):
         weight_decay=0.0,
     )
     heavy_ball = HeavyBall(model.parameters(), vectors, settings["learning_rate"])
-    path = []
-    for gradient in list_gradients(vectors, worker):
-        set_gradients(model, gradient)
-        heavy_ball.step(optimizer.step)
-        path.append(flatten(model))
-    return path
+    return follow_gradients(
+        model, vectors, worker, lambda: heavy_ball.step(optimizer.step)
+    )
 
 
 RESET = Cause(

@@ -22,9 +22,9 @@ from conformance.adapters.rows import Cause, Project, Row
 from conformance.adapters.torch_models import (
     Model,
     flatten,
+    follow_gradients,
     list_gradients,
     make_sgd,
-    set_gradients,
 )
 
 
@@ -46,13 +46,12 @@ def ddp(worker: int, vectors: Vectors):
 
 def train_averaged(model, averager, vectors: Vectors, worker: int):
     optimizer = make_sgd(model.parameters(), vectors)
-    path = []
-    for gradient in list_gradients(vectors, worker):
-        set_gradients(model, gradient)
+
+    def take_step() -> None:
         optimizer.step()
         averager.average_parameters(model.parameters())
-        path.append(flatten(model))
-    return path
+
+    return follow_gradients(model, vectors, worker, take_step)
 
 
 def periodic(worker: int, vectors: Vectors, warmup_steps: int):

@@ -69,6 +69,21 @@ def list_gradients(
     return torch.tensor(rows, dtype=dtype)
 
 
+def follow_gradients(
+    model: nn.Module,
+    vectors: dict[str, Any],
+    worker: int,
+    take_step: Callable[[], Any],
+) -> list[np.ndarray]:
+    """Takes a step with each of a worker's gradients; returns the params after each."""
+    path = []
+    for gradient in list_gradients(vectors, worker):
+        set_gradients(model, gradient)
+        take_step()
+        path.append(flatten(model))
+    return path
+
+
 class HeavyBall:
     """The file's inner optimizer behind an optimizer that takes plain steps.
 

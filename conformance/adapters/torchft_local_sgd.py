@@ -18,10 +18,8 @@ from conformance.adapters.processes import find_port, in_processes
 from conformance.adapters.rows import Cause, Project, Row
 from conformance.adapters.torch_models import (
     Model,
-    flatten,
-    list_gradients,
+    follow_gradients,
     make_sgd,
-    set_gradients,
 )
 
 TIMEOUT = timedelta(seconds=60)
@@ -87,12 +85,8 @@ def train(
     store = dist.TCPStore("localhost", find_port(), is_master=True)
     address = f"http://localhost:{port}"
     manager = make_manager(model, worker, workers, store, address)
-    path = []
     with make_wrapper(kind, manager, fragments, inner_optimizer, settings, options):
-        for gradient in list_gradients(vectors, worker):
-            set_gradients(model, gradient)
-            inner_optimizer.step()
-            path.append(flatten(model))
+        path = follow_gradients(model, vectors, worker, inner_optimizer.step)
     manager.shutdown(wait=False)
     if lighthouse is not None:
         time.sleep(1)  # the others may still ask it
