@@ -36,7 +36,6 @@ class Members:
         self.rank = 0
         self.size = 1  # until the first quorum
         self.peers = syncalgos.Peers(self)
-        self._programs: dict[Any, Callable[..., Any]] = {}
 
     def all_reduce(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Adds up arrays; raises an error if a process was lost meanwhile."""
@@ -71,13 +70,11 @@ class Members:
         self.manager.start_quorum()  # waits for the least number of processes
         self.rank = self.manager.participating_rank() or 0
         self.size = self.manager.num_participants()
-        key = function, self.rank, self.size
-        if key not in self._programs:  # what depends on the size is traced again
-            self._programs[key] = jax.jit(lambda *args: function(*args))
         result = None
         if not self.manager.errored():
             try:
-                result = self.peers.run(self._programs[key], *get_arguments())
+                # Traced again for each rank and size.
+                result = self.peers.run(jax.jit(function), *get_arguments())
             except syncalgos.TransportError as error:
                 if isinstance(error.__cause__, NotImplementedError):
                     raise

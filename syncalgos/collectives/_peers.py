@@ -27,6 +27,10 @@ Result = TypeVar("Result")
 HostFunction = Callable[..., Sequence[np.ndarray]]
 """NumPy arrays -> the NumPy arrays that arrived; it calls the transport."""
 
+# jax.jit keeps what it traced of a function, even through a new `jax.jit` of it. With
+# these in its key, it traces again where they change.
+_RANK_AND_SIZE = jax.make_user_context(None)
+
 
 class Transport(Protocol):
     """Processes that exchange NumPy arrays; each makes the same calls in one order.
@@ -126,8 +130,8 @@ class Peers:
     workers themselves, refuse it; `communication` and `describe` do not use the
     transport, and answer as for any other axis.
 
-    The rank and the size are read when a step is traced: where they change, trace it
-    again, by a new `jax.jit`.
+    The rank and the size are read when a step is traced. Where they change, `run` has a
+    jitted step traced again; one that is called without `run` keeps the old ones.
 
     Attributes:
         transport: what joins the processes; see `Transport`.
@@ -209,7 +213,8 @@ class Peers:
         watch.is_on = True
         watch.error = None
         try:
-            result = jax.block_until_ready(function(*args, **kwargs))
+            with _RANK_AND_SIZE((self.rank, self.size)):
+                result = jax.block_until_ready(function(*args, **kwargs))
             jax.effects_barrier()
         except Exception:
             if watch.error is not None:  # from what stands for the result

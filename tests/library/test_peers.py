@@ -276,6 +276,35 @@ def test_members_that_send_nothing_need_no_axis():
     assert syncalgos.describe(strategy).axis is PEERS
 
 
+class Copies:
+    """As if all other processes held the same values; their number may change."""
+
+    rank = 0
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def all_gather(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
+        return [np.stack([x] * self.size) for x in arrays]
+
+    def all_reduce(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
+        return [x * self.size for x in arrays]
+
+
+def test_a_jitted_step_is_traced_again_where_the_size_changes():
+    """The mean of equal values is their value, whatever jit kept of another size."""
+    transport = Copies(size=2)
+    peers = syncalgos.Peers(transport)
+    strategy = syncalgos.model_averaging(1, axis=peers)
+    replica = syncalgos.Replica(jnp.array([1.0, 3.0]))
+    state = strategy.init(replica.params)
+    sync = jax.jit(strategy.sync)
+    for size in (2, 4, 2):
+        transport.size = size
+        averaged, _ = peers.run(sync, replica, state, 0)
+        np.testing.assert_array_equal(averaged.params, [1, 3])
+
+
 class Bare:
     rank = 3
     size = 3
