@@ -56,7 +56,7 @@ def plot(points: Mapping[str, tuple[float, float]]) -> Plot:
         x_limits=(0.009, 3),
         ticks={"1 %": 0.01, "3 %": 0.03, "10 %": 0.1, "30 %": 0.3, "100 %": 1.0},
         legend=(),
-        more=draw_points,
+        draw_extra=draw_points,
     )
 
 

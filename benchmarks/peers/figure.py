@@ -48,7 +48,7 @@ def main() -> None:
         x_limits=(1, 300),
         ticks={"1": 1, "10": 10, "100": 100},
         bars="x",
-        more=partial(bars, times),
+        draw_extra=partial(bars, times),
     )
     with figures.style():
         file = figures.svg(plot, figures.draw(plot, {}))

@@ -75,7 +75,7 @@ def page(report: Report, plots: Sequence[Plot], pictures: Mapping[str, str]) -> 
         pictures: SVGs by the names of the figures.
     """
     measured = {key for curve in report.curves for key in curve.bands}
-    inside = [by for by in figures.INSIDE if by.key in measured]
+    inside = [by for by in figures.REPLICA_MEASURES if by.key in measured]
     return template("report.html.j2").render(
         r=report,
         plots=plots,

@@ -416,6 +416,17 @@ def test_a_run_that_diverges_leaves_the_axes_as_they_were(usual):
         assert plotted(made_up())[name].note == ""
 
 
+def test_a_measure_below_0_throughout_is_not_said_to_be_cut_off():
+    report = made_up()._replace(networks=[])
+    every = range(len(ALGORITHMS))
+    report = replaced(report, "displacement_cosine", [-0.31, *[-0.3] * 19], *every)
+    plot = plotted(report)["displacement-cosine-by-steps"]
+    assert plot.limits
+    low, high = plot.limits
+    assert low < -0.31 and -0.3 < high < 0
+    assert plot.note == ""
+
+
 def test_every_view_of_a_metric_has_the_same_axis(usual):
     views = [x for name, x in usual.items() if name.startswith("test-accuracy-by")]
     assert len({figure.axes[0].get_ylim() for figure in views}) == 1 < len(views)
