@@ -3,13 +3,17 @@
     python -m conformance.matrix [NAME …] [--environment NAME] [--sources DIR] [--check]
 
 A project takes part if it is importable; the rows of the others stay as they were.
-Rows are recorded in matrix.jsonl beside this file, and written as the table of
-docs/conformance.md. docs/conformance.md says how the environments are made.
+Rows are recorded in matrix.jsonl beside this file. matrix.csv shows them as a table,
+and docs/conformance.md their number and the faults; it also says how the environments
+are made.
 """
 
 import argparse
+import csv
+import io
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
@@ -23,6 +27,7 @@ from conformance.adapters.rows import SOURCES, Cause, Project, Row
 from conformance.check import read
 
 RECORDS = Path(__file__).with_name("matrix.jsonl")
+TABLE = Path(__file__).with_name("matrix.csv")
 PAGE = Path(__file__).parents[1] / "docs" / "conformance.md"
 # The adapters that each file of requirements/ is for.
 ENVIRONMENTS = {
@@ -51,6 +56,17 @@ ADAPTERS = [name for names in ENVIRONMENTS.values() for name in names]
 BEGIN = "<!-- matrix -->\n"
 END = "<!-- end -->"
 SHOWN_SYNCS = 3
+HEAD = (
+    "project",
+    "implementation",
+    "file",
+    "verdict",
+    "help or reason",
+    "program",
+    "difference",
+    "equal",
+    "within",
+)
 
 
 def load_project(name: str) -> tuple[Project | None, str]:
@@ -160,7 +176,7 @@ def update(
 def format_difference(record: Mapping[str, Any]) -> str:
     """Returns the cell of a difference: its first step and size, and later ones."""
     if "error" in record:
-        return f"`{record['error']}`"
+        return record["error"]
     if "first_step" not in record:
         return f"{record['largest']:.0e}"
     text = f"step {record['first_step']}: {record['first_size']:.2g}"
@@ -170,61 +186,78 @@ def format_difference(record: Mapping[str, Any]) -> str:
     return text
 
 
-def format_verdict(record: Mapping[str, Any]) -> str:
-    """Returns the cell of a verdict, with the help or the reason."""
-    text = f"**{record['verdict']}**"
-    if record["verdict"] == "agrees":
-        return text
-    if record["verdict"] == "agrees with help":
-        return f"{text}: {record['help']}"
-    if "reason" in record:
-        text += f": {record['reason']}"
-    if record.get("reproduction"):
-        name = record["reproduction"]
-        text += f" ([{name}](../conformance/repros/{name}))"
-    return text
-
-
 def format_equal(record: Mapping[str, Any]) -> str:
     """Returns the cell that says whether workers are equal after a sync."""
     if "equal" not in record:
         return ""
-    return "yes" if record["equal"] else "**no**"
+    return "yes" if record["equal"] else "no"
+
+
+def format_cells(record: Mapping[str, Any]) -> list[str]:
+    """Returns the cells of a record, in the order of HEAD."""
+    explanation = record.get("reason", "")
+    if record["verdict"] == "agrees with help":
+        explanation = record["help"]
+    return [
+        f"{record['project']} {record['version']}",
+        record["implementation"],
+        record["file"],
+        record["verdict"],
+        explanation,
+        record.get("reproduction", ""),
+        format_difference(record),
+        format_equal(record),
+        f"{record['tolerance']:.0e}".replace("e-0", "e-"),
+    ]
 
 
 def format_table(records: Iterable[Mapping[str, Any]]) -> str:
-    """Returns the table of docs/conformance.md, with a line that counts verdicts."""
-    records = list(records)
+    """Returns the table of all rows as text of a CSV file."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(HEAD)
+    writer.writerows(map(format_cells, records))
+    return text.getvalue()
+
+
+def count_verdicts(records: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the sentence that counts rows, projects and verdicts."""
     counts: dict[str, int] = {}
     for record in records:
         counts[record["verdict"]] = counts.get(record["verdict"], 0) + 1
     projects = {record["project"] for record in records}
     parts = [f"{counts[verdict]} {verdict}" for verdict in sorted(counts)]
-    lines = [
-        f"{len(records)} rows of {len(projects)} projects: {', '.join(parts)}.",
-        "",
-        "| project | implementation | file | verdict | difference | equal | within |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    return f"{len(records)} rows of {len(projects)} projects: {', '.join(parts)}."
+
+
+def format_faults(records: Iterable[Mapping[str, Any]]) -> str:
+    """Returns the table of the faults, each once, in the first words of its reason."""
+    names_by_fault: dict[tuple[str, str, str], list[str]] = {}
     for record in records:
-        cells = [
-            f"{record['project']} {record['version']}",
-            f"`{record['implementation']}`",
-            f"`{record['file']}`",
-            format_verdict(record),
-            format_difference(record),
-            format_equal(record),
-            f"{record['tolerance']:.0e}".replace("e-0", "e-"),
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+        if record["verdict"] == "fault":
+            [headline, *_] = re.split("[:;]", record["reason"], maxsplit=1)
+            project = f"{record['project']} {record['version']}"
+            fault = project, headline, record["reproduction"]
+            names = names_by_fault.setdefault(fault, [])
+            [name, *_] = re.split(r"[(,]", record["implementation"], maxsplit=1)
+            if name not in names:
+                names.append(name)
+    lines = ["| project | fault | program |", "|---|---|---|"]
+    for (project, headline, program), names in names_by_fault.items():
+        implementations = ", ".join(f"`{name}`" for name in names)
+        lines.append(
+            f"| {project}: {implementations} | {headline} "
+            f"| [{program}](../conformance/repros/{program}) |"
+        )
+    return "\n".join(lines)
 
 
-def fill_page(page: str, records: Iterable[Mapping[str, Any]]) -> str:
-    """Returns the text of docs/conformance.md with the table between its marks."""
+def fill_page(page: str, records: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the text of docs/conformance.md with the counts and the faults."""
     before, _, section = page.partition(BEGIN)
     _, _, after = section.partition(END)
-    return f"{before}{BEGIN}{format_table(records)}{END}{after}"
+    summary = f"{count_verdicts(records)}\n\n{format_faults(records)}\n"
+    return f"{before}{BEGIN}{summary}{END}{after}"
 
 
 def find_changes(
@@ -295,9 +328,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def write(records: Sequence[dict[str, Any]]) -> None:
-    """Writes the records, and the table of the page from them."""
+    """Writes the records, and from them the table and what the page says."""
     lines = [json.dumps(record, ensure_ascii=False) for record in records]
     RECORDS.write_text("\n".join(lines) + "\n", "utf-8")
+    TABLE.write_text(format_table(records), "utf-8")
     PAGE.write_text(fill_page(PAGE.read_text("utf-8"), records), "utf-8")
 
 

@@ -82,6 +82,7 @@ CHILDREN = {
     "hyperparameters",
     "strategies": "adding-an-algorithm adding-a-part",
     "comparing": "trackers dask-cluster",
+    "conformance": "_made/matrix _made/conformance",
     "studies": "studies/*",
     "aim": "gpt2",
 }

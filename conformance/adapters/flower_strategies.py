@@ -151,7 +151,7 @@ EXPONENT = Cause(
     "flower_adam.py",
 )
 EXPONENT_ALONE = EXPONENT._replace(
-    reason="the correction for the start alone, with exponent round + 1"
+    reason="the correction for the start has exponent round + 1; nothing else differs"
 )
 V_FROM_0 = Cause(
     "departs from the paper",

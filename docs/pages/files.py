@@ -2,7 +2,17 @@
 
 from pathlib import Path
 
-from pages.links import CODE, COPIED, DOCS, ROOT, on_the_site, outside, rewritten
+from pages import matrix
+from pages.links import (
+    CODE,
+    COPIED,
+    DOCS,
+    MATRIX,
+    ROOT,
+    on_the_site,
+    outside,
+    rewritten,
+)
 
 
 def pages() -> dict[str, str]:
@@ -12,11 +22,14 @@ def pages() -> dict[str, str]:
         for path, file_page in COPIED.items()
         if file_page.startswith("_made/")
     }
+    matrix_page = matrix.page()
+    texts["matrix.md"] = rewritten(matrix_page, MATRIX)
     examples = [
         f"files/examples/{x.stem}.py" for x in sorted(ROOT.glob("examples/*.py"))
     ]
     texts["examples.md"] += toctree(examples)
     needed = {f"examples/{Path(x).name}" for x in examples}
+    needed |= outside(matrix_page, MATRIX)
     for page in [*sources(), *COPIED]:
         needed |= outside((ROOT / page).read_text(), page)
     for folder in [ROOT / path for path in needed if (ROOT / path).is_dir()]:

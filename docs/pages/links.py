@@ -20,6 +20,8 @@ COPIED = {
     "conformance/README.md": "_made/conformance.md",
     "examples/README.md": "_made/examples.md",
 }
+# The table of other projects on the vectors, which the site shows as a page.
+MATRIX = "conformance/matrix.csv"
 
 
 def on_the_site(target: str) -> str | None:
@@ -36,6 +38,8 @@ def on_the_site(target: str) -> str | None:
         return "index.md"
     if target in COPIED:
         return COPIED[target]
+    if target == MATRIX:
+        return "_made/matrix.md"
     if path.is_dir():
         return f"_made/files/{target}.md"
     if not path.exists():

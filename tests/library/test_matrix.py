@@ -30,8 +30,19 @@ def make_project(run, **options):
     return Project("Made up", "1.0", [row]), row
 
 
-def test_the_page_has_the_table_of_the_records():
-    assert matrix.fill_page(PAGE, matrix.read_records()) == PAGE
+def test_the_page_and_the_table_are_those_of_the_records():
+    records = matrix.read_records()
+    assert matrix.fill_page(PAGE, records) == PAGE
+    assert matrix.TABLE.read_text("utf-8") == matrix.format_table(records)
+
+
+def test_the_page_has_each_fault_once_and_links_to_its_program():
+    records = [x for x in matrix.read_records() if x["verdict"] == "fault"]
+    faults = matrix.format_faults(records).splitlines()[2:]
+    assert len(faults) == len({*faults}) < len(records)
+    for record in records:
+        program = f"](../conformance/repros/{record['reproduction']})"
+        assert any(record["project"] in x and program in x for x in faults), record
 
 
 def test_every_adapter_is_of_one_environment_that_has_requirements():
@@ -113,7 +124,7 @@ def test_an_error_of_an_implementation_is_its_difference():
         *make_project(run, cause=FAULT._replace(error="IndexError"))
     )
     assert record["verdict"] == "fault"
-    assert matrix.format_difference(record) == "`IndexError: tuple index out of range`"
+    assert matrix.format_difference(record) == "IndexError: tuple index out of range"
 
 
 @pytest.mark.parametrize("error", ["", "TypeError"])
@@ -163,6 +174,7 @@ def test_an_unknown_adapter_is_refused_with_the_choices(capsys):
 def test_a_run_replaces_the_records_of_its_project_alone(monkeypatch, tmp_path):
     monkeypatch.setattr(matrix, "RECORDS", Path(tmp_path / "matrix.jsonl"))
     monkeypatch.setattr(matrix, "PAGE", Path(tmp_path / "page.md"))
+    monkeypatch.setattr(matrix, "TABLE", Path(tmp_path / "matrix.csv"))
     matrix.PAGE.write_text("before\n<!-- matrix -->\n<!-- end -->\nafter\n", "utf-8")
     monkeypatch.setattr(matrix, "ADAPTERS", ["one", "two"])
     projects = {
@@ -178,6 +190,7 @@ def test_a_run_replaces_the_records_of_its_project_alone(monkeypatch, tmp_path):
     page = matrix.PAGE.read_text("utf-8")
     assert page.startswith("before\n<!-- matrix -->\n2 rows of 2 projects: 2 agrees.\n")
     assert page.endswith("<!-- end -->\nafter\n")
+    assert len(matrix.TABLE.read_text("utf-8").splitlines()) == 3
 
 
 def test_a_changed_verdict_is_a_line_and_an_end_with_1_under_check(
