@@ -12,7 +12,7 @@ from syncalgos import checks, collectives
 from syncalgos._combinators import introspection, rules
 from syncalgos._combinators.chain import chain
 from syncalgos.collectives import PyTree
-from syncalgos.collectives._axes import COUNTED
+from syncalgos.collectives._axes import COUNTED, same_on_all
 from syncalgos.strategy import Replica, Strategy, apply_sync, check_strategy, factory
 
 Vote = Callable[[Replica, PyTree, Any], Any]
@@ -100,6 +100,7 @@ def _decided(strategy: Strategy, vote: Vote, follower: Strategy) -> Strategy:
     def sync(
         replica: Replica, state: DecidedState, step: Any
     ) -> tuple[Replica, DecidedState]:
+        step = same_on_all(step, axis)
         own_vote = jnp.asarray(vote(replica, state.strategy, step), jnp.float32)
         # A branch on a value that differs between workers would let some wait forever,
         # and under vmap compute both arms. Sums of ones are exact in any order, so all

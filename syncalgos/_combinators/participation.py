@@ -18,6 +18,7 @@ from syncalgos._combinators.schedule import when
 from syncalgos._dtypes import narrow, rounded, select, widen
 from syncalgos._keys import common_key
 from syncalgos.collectives import Axis, PyTree
+from syncalgos.collectives._axes import same_on_all
 from syncalgos.steps import ALWAYS, NEVER, NO_STEP, Where, while_tracing
 from syncalgos.strategy import (
     OwnGrads,
@@ -357,6 +358,7 @@ def _call_if_any_participates(
     schedule: Schedule, step: Any, axis: Axis, combine: Callable, otherwise: PyTree
 ) -> PyTree:
     """Calls `combine` with this worker's N w / Σw, if any worker takes part."""
+    step = same_on_all(step, axis)
     weights = _compute_weights(schedule, step, collectives.size(axis))
     total = jnp.sum(weights)
 

@@ -11,6 +11,7 @@ from jax import lax
 from syncalgos import checks
 from syncalgos._combinators import introspection, rules, turning
 from syncalgos.collectives import PyTree
+from syncalgos.collectives._axes import same_on_all
 from syncalgos.steps import Every, Lengths, Span, Steps, as_steps, while_tracing
 from syncalgos.strategy import (
     OwnGrads,
@@ -96,10 +97,12 @@ def _add_gate(
 ) -> Strategy:
     """Calls a strategy only at the steps of a gate."""
     active = gate.steps
+    axis = introspection.find_axis(strategy)
 
     def reduce(
         grads: PyTree, replica: Replica, state: PyTree, step: Any
     ) -> tuple[PyTree, PyTree]:
+        step = same_on_all(step, axis)
         return lax.cond(
             active(step),
             lambda: apply_reduce(strategy, grads, replica, state, step),
@@ -107,6 +110,7 @@ def _add_gate(
         )
 
     def sync(replica: Replica, state: PyTree, step: Any) -> tuple[Replica, PyTree]:
+        step = same_on_all(step, axis)
         return lax.cond(
             active(step),
             lambda: apply_sync(strategy, replica, state, step),

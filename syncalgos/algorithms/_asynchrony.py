@@ -13,6 +13,7 @@ from syncalgos import checks, collectives
 from syncalgos._combinators import introspection
 from syncalgos._combinators.introspection import Combination
 from syncalgos._dtypes import narrow, rounded, select, widen
+from syncalgos.collectives._axes import same_on_all
 from syncalgos.reducers._reducer import check_optimizer
 from syncalgos.reducers._stacking import shards
 from syncalgos.steps import Where
@@ -169,6 +170,7 @@ def asynchronous(
     def act(
         replica: Replica, state: AsyncState, step: Any
     ) -> tuple[Replica, AsyncState]:
+        step = same_on_all(step, axis)
         is_arriving = make_clock(collectives.size(axis)).ends_round(step)
         return lax.cond(
             ends_any_round(step),

@@ -9,6 +9,7 @@ import optax
 
 from syncalgos import checks, collectives, reducers
 from syncalgos._dtypes import if_finite, narrow, widen, zeros
+from syncalgos.collectives._axes import same_on_all
 from syncalgos.reducers import _stacking
 from syncalgos.reducers._reducer import over_leaves
 from syncalgos.strategy import (
@@ -126,6 +127,7 @@ def dgc(
             # Independent gradients of N workers add up to √N times the norm of one.
             clip = optax.clip_by_global_norm(local_clip / collectives.size(axis) ** 0.5)
             wide_grads, _ = clip.update(wide_grads, optax.EmptyState())
+        step = same_on_all(step, axis)
         quarter = jnp.minimum(step, dense_steps) * 4 // max(dense_steps, 1)
         branches = [partial(combine_grads, density) for density in falling_densities]
         combined, *new_state = jax.lax.switch(quarter, branches, wide_grads, state)

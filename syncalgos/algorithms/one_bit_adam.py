@@ -12,6 +12,7 @@ from syncalgos.algorithms._one_bit import (
     in_signs,
     init_state,
 )
+from syncalgos.collectives._axes import same_on_all
 from syncalgos.strategy import (
     WORKERS,
     Axis,
@@ -99,7 +100,11 @@ def one_bit_adam(
         grads: PyTree, replica: Replica, state: OneBitAdamState, step: Any
     ) -> tuple[PyTree, OneBitAdamState]:
         new_state = jax.lax.cond(
-            step < dense_steps, average_exactly, average_signs, widen(grads), state
+            same_on_all(step, axis) < dense_steps,
+            average_exactly,
+            average_signs,
+            widen(grads),
+            state,
         )
         moments = new_state.first, new_state.second
         updates = narrow(adam.steps(*moments), grads)

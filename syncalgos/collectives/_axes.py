@@ -14,6 +14,8 @@ from typing import Any, Generic, TypeVar
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
 
 from syncalgos.collectives import _peers
 from syncalgos.collectives._peers import Peers
@@ -185,3 +187,48 @@ def platform() -> str:
     # A program may be compiled on a machine without its devices.
     device = jax.sharding.get_abstract_mesh().abstract_device
     return device.platform if device else jax.default_backend()
+
+
+_SAME_NUMBER = Primitive("same_on_all_workers")
+"""Returns its number, which no vmap over the workers may map."""
+_SAME_NUMBER.def_impl(lambda number, names: number)
+_SAME_NUMBER.def_abstract_eval(lambda number, names: number)
+mlir.register_lowering(
+    _SAME_NUMBER,
+    mlir.lower_fun(lambda number, names: number, multiple_results=False),
+)
+
+
+def _refuse_mapped(
+    axis_data: Any, numbers: tuple[Any], dimensions: tuple[Any], names: tuple[str, ...]
+) -> tuple[Any, Any]:
+    """Maps a number along an axis on which no workers lie, such as one of seeds."""
+    if dimensions[0] is not None and axis_data.name in names:
+        raise ValueError(
+            "the local step differs between workers: jax.vmap maps it over "
+            f"{axis_data.name!r}; a strategy takes one step for all workers: give it "
+            "in_axes None"
+        )
+    return _SAME_NUMBER.bind(*numbers, names=names), dimensions[0]
+
+
+batching.fancy_primitive_batchers[_SAME_NUMBER] = _refuse_mapped
+
+
+def same_on_all(number: Any, axis: Axis) -> Any:
+    """Returns a step, or an index, that `jax.vmap` may not map over the workers.
+
+    Of a mapped one, each worker would take its own branch, and some would send to
+    workers that do not listen. The engine's own steps are never mapped.
+
+    Args:
+        number: an integer scalar, traced or not.
+        axis: the mapped axis or axes over which the workers lie.
+
+    Raises:
+        ValueError: a vmap over the workers maps the number; raised when it is traced.
+    """
+    is_engines = isinstance(axis, Peers) or axis == WORKERS or COUNTED.get()
+    if is_engines or not isinstance(number, jax.core.Tracer):
+        return number
+    return _SAME_NUMBER.bind(number, names=mapped_names(axis))

@@ -23,6 +23,7 @@ from syncalgos.collectives._axes import (
     find_names,
     index,
     over_peers,
+    same_on_all,
     several,
     size,
 )
@@ -134,6 +135,7 @@ def exchange(
         gathers from all.
     """
     no_mean("an exchange between single workers")
+    chosen = same_on_all(chosen, axis)
     # Over two axes, a permutation of workers takes a gather from all.
     names = [*several(find_names(axis))]
     if len(names) > 1:

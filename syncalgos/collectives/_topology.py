@@ -12,6 +12,7 @@ from syncalgos import collectives
 from syncalgos._dtypes import narrow, on_floats, widen
 from syncalgos._keys import common_key
 from syncalgos.collectives import Axis, PyTree
+from syncalgos.collectives._axes import same_on_all
 from syncalgos.collectives._graphs import check as check
 from syncalgos.collectives._graphs import has_name as has_name
 from syncalgos.collectives._matchings import Link, find_links
@@ -196,6 +197,7 @@ def _at_step(
     branches = [partial(along, step_links) for step_links in links(topology, axis)]
     if len(branches) == 1:
         return branches[0](tree)
+    step = same_on_all(step, axis)
     return jax.lax.switch(step % len(branches), branches, tree)
 
 

@@ -12,6 +12,7 @@ from syncalgos import checks, collectives
 from syncalgos._dtypes import wide_dtype, widen
 from syncalgos._keys import common_key, own_key
 from syncalgos.collectives import WORKERS, Axis, PyTree
+from syncalgos.collectives._axes import same_on_all
 from syncalgos.reducers import _dense, _hops, _stacking
 from syncalgos.reducers._reducer import Draws, Reducer, count_share, leafwise
 from syncalgos.reducers._stacking import Layered
@@ -124,7 +125,10 @@ def random_k(density: float = 0.01, *, seed: int = 0, axis: Axis = WORKERS) -> R
         means = collectives.mean(flat[chosen], axis)
         return place_values(means, chosen, x), place_values(flat[chosen], chosen, x)
 
-    return leafwise(combine, draws=Draws(lambda x: x.size, partial(common_key, seed)))
+    def make_key(step: Any) -> jax.Array:
+        return common_key(seed, same_on_all(step, axis))
+
+    return leafwise(combine, draws=Draws(lambda x: x.size, make_key))
 
 
 @factory
