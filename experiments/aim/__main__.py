@@ -24,14 +24,14 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
 
     def program(read_signal: ReadSignal) -> int:
-        asked = config.read(argv)
+        aim_config = config.read(argv)
         from experiments.aim import jobs  # slow: imports rich
 
-        return jobs.run(asked, argv)
+        return jobs.run(aim_config, argv)
 
     return guarded(program)
 
 
 if __name__ == "__main__":
-    flags.complete(lambda words: config.parser())
+    flags.complete(lambda words: config.make_parser())
     sys.exit(main())

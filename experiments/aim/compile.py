@@ -13,6 +13,15 @@ import numpy as np
 from jax.extend import core
 
 from experiments.aim import hlo, targets, times
+from experiments.aim.answer import (
+    Counts,
+    Findings,
+    Leaf,
+    Ledger,
+    Memory,
+    StepFlops,
+    TrafficRow,
+)
 from experiments.aim.targets import Target
 from experiments.command.errors import refusing
 from experiments.data import feeding
@@ -27,20 +36,14 @@ from experiments.training.summary import delay_of_sends
 from syncalgos import Lowered, TrainState, checks, network
 
 LEAVES = 8  # number of the largest leaves to list
-# Memory of a chip, by jax's names.
-MEMORY = {"arguments": "argument", "outputs": "output", "aliased": "alias"}
-MEMORY |= {"temporary": "temp", "code": "generated_code"}
 
 
-def compiled(config: RunConfig, target: Target) -> dict[str, Any]:
+def compile_run(config: RunConfig, target: Target) -> Findings:
     """Compiles the local steps of a run, and returns the findings in the program.
 
     Args:
         config: the config of the run; its workers take all chips of the target.
         target: the machine.
-
-    Returns:
-        The findings as JSON, without any modelled values.
 
     Raises:
         BadRequest: the run is not possible; one line.
@@ -49,155 +52,200 @@ def compiled(config: RunConfig, target: Target) -> dict[str, Any]:
     devices = targets.devices(target)[: config.workers * config.worker_devices]
     with refusing():
         machines = len({targets.place_of(device) for device in devices})
-        parts = make_plan(config, machines, devices)
-        data = _data(parts)
-        check_data(parts.config, data, config.batch_size is not None)
-    lowered = _lower(parts, data)
-    return {
-        **_facts(parts, lowered, target),
-        **_sent(parts, lowered.state),
-        **_compile(parts, lowered),
-    }
+        plan = make_plan(config, machines, devices)
+        data = _read_data(plan)
+        check_data(plan.config, data, config.batch_size is not None)
+    lowered = _lower(plan, data)
+    settings = plan.config
+    layout = plan.trainer.layout
+    state = lowered.state
+    params = jax.tree.leaves(state.replica.params)
+    counts = _count_sends(plan, state)
+    compilation = _compile(plan, lowered)
+    return Findings(
+        slices=target.slices,
+        workers=settings.workers,
+        mesh=dict(layout.inner),
+        lanes=layout.lanes,
+        lane_form=plan.trainer.lane_form,
+        batch_size=settings.batch_size,
+        steps=settings.steps,
+        dispatch_steps=longest_dispatch(settings),
+        params=sum(math.prod(x.shape[2:]) for x in params),
+        flops=_step_flops(lowered, count_steps(settings) * layout.devices_each),
+        state=sends.device_bytes(state),
+        largest=_largest_leaves(state),
+        delay=delay_of_sends(settings, plan.task, plan.method.algorithm),
+        versions={**versions(), **targets.compiler_version(target)},
+        ledger=counts.ledger,
+        sends=counts.sends,
+        uncounted=counts.uncounted,
+        compile_seconds=compilation.seconds,
+        refused=compilation.refused,
+        needed=compilation.needed,
+        memory=compilation.memory,
+        traffic=compilation.traffic,
+    )
 
 
-def _data(parts: Plan) -> Data:
+def _read_data(plan: Plan) -> Data:
     """Returns the task's data, which is read only if its shapes are not declared."""
-    c = parts.config
-    blank = parts.task.blank
+    c = plan.config
+    blank = plan.task.blank
     if blank is not None and c.validation is None:
         return blank()
-    return feeding.load(parts.task.load, c.task, c.validation)
+    return feeding.load(plan.task.load, c.task, c.validation)
 
 
-def longest(config: Settings) -> int:
+def longest_dispatch(config: Settings) -> int:
     """Returns the local steps of a run's longest dispatch."""
     ends = {*config.evaluations, *config.checkpoints}
     return max(steps for _, steps in dispatches(ends, config.dispatch_steps))
 
 
-def steps_of(config: Settings) -> int:
+def count_steps(config: Settings) -> int:
     """Returns the local steps that are compiled, at least two.
 
     With a single step the compiler removes the loop, by which local steps are found.
     """
-    return max(2, longest(config))
+    return max(2, longest_dispatch(config))
 
 
-def _lower(parts: Plan, data: Data) -> Lowered:
+def _lower(plan: Plan, data: Data) -> Lowered:
     """Lowers the run program from shapes only."""
-    c = parts.config
+    c = plan.config
     with refused("task", c.task):
-        params, buffers = jax.eval_shape(parts.task.init, jax.random.key(c.seed))
+        params, buffers = jax.eval_shape(plan.task.init, jax.random.key(c.seed))
         if c.mesh is not None:
-            parts.trainer.shardings(params)
-    batches, placed = _fed(c, data)
+            plan.trainer.shardings(params)
+    batches, resident_data = _batch_shapes(c, data)
     with refused("algo", c.algo):
-        return parts.trainer.lower(params, batches, buffers, placed)
+        return plan.trainer.lower(params, batches, buffers, resident_data)
 
 
-def _fed(config: Settings, data: Data) -> tuple[Any, Any]:
+def _batch_shapes(config: Settings, data: Data) -> tuple[Any, Any]:
     """Returns the shapes of batches, and of resident data on the devices or None."""
-    lead = (steps_of(config), config.batch_size)
     train = data.train
     # An entry of a one-dimensional array is a NumPy scalar, which has both, too.
-    one = {k: x[0] for k, x in train.items()} if isinstance(train, dict) else train[0]
+    if isinstance(train, dict):
+        example = {name: x[0] for name, x in train.items()}
+    else:
+        example = train[0]
 
-    def led_by(*axes: int) -> dict[str, jax.ShapeDtypeStruct]:
+    def stack_shapes(*axes: int) -> dict[str, jax.ShapeDtypeStruct]:
         return jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct((*axes, *x.shape), x.dtype), one
+            lambda x: jax.ShapeDtypeStruct((*axes, *x.shape), x.dtype), example
         )
 
+    step_axes = (count_steps(config), config.batch_size)
     if feeding.is_read_on_host(data):
-        return led_by(*lead), None
-    return jax.ShapeDtypeStruct(lead, np.int32), led_by(data.examples)
+        return stack_shapes(*step_axes), None
+    indices = jax.ShapeDtypeStruct(step_axes, np.int32)
+    return indices, stack_shapes(data.examples)
 
 
-def _facts(parts: Plan, lowered: Lowered, target: Target) -> dict[str, Any]:
-    """Returns the facts that are known before the target's compiler runs."""
-    c = parts.config
-    layout = parts.trainer.layout
-    state = lowered.state
-    found = flops(lowered.jaxpr)
-    steps = steps_of(c)
-    each = steps * layout.devices_each
+def _step_flops(lowered: Lowered, device_steps: int) -> StepFlops:
+    """Returns the operations of a local step on one device.
+
+    Args:
+        lowered: the run program.
+        device_steps: local steps of the program, times the devices of a worker.
+    """
+    run_flops = count_flops(lowered.jaxpr)
     # Only syncs have branches: the larger branches add the operations of syncs.
-    of_syncs = found.most - found.least
-    params = jax.tree.leaves(state.replica.params)
-    return {
-        "slices": target.slices,
-        "workers": c.workers,
-        "mesh": dict(layout.inner),
-        "lanes": layout.lanes,
-        "lane_form": parts.trainer.lane_form,
-        "batch_size": c.batch_size,
-        "steps": c.steps,
-        "dispatch_steps": longest(c),
-        "params": sum(math.prod(x.shape[2:]) for x in params),
-        "flops": {"step": found.least / each, "sync": of_syncs / each},
-        "state": sends.device_bytes(state),
-        "largest": _largest(state),
-        "delay": delay_of_sends(c, parts.task, parts.method.algorithm),
-        "versions": {**versions(), **targets.compiler_version(target)},
-    }
+    sync_flops = run_flops.most_count - run_flops.least_count
+    return StepFlops(
+        step=run_flops.least_count / device_steps, sync=sync_flops / device_steps
+    )
 
 
-def _largest(state: TrainState) -> list[dict[str, Any]]:
+def _largest_leaves(state: TrainState) -> list[Leaf]:
     """Returns the leaves that take the most memory of a chip, the largest first."""
     leaves = []
     for part, tree in {**state.replica._asdict(), "sync": state.sync}.items():
         for path, x in jax.tree_util.tree_leaves_with_path(tree):
             name = checks.leaf_name(path)
             shape = x.sharding.shard_shape(x.shape)
-            size = math.prod(shape) * x.dtype.itemsize
-            leaves.append({"name": f"{part}/{name}", "shape": [*shape], "bytes": size})
-    return sorted(leaves, key=lambda x: -x["bytes"])[:LEAVES]
+            num_bytes = math.prod(shape) * x.dtype.itemsize
+            leaves.append(Leaf(f"{part}/{name}", [*shape], num_bytes))
+    return sorted(leaves, key=lambda leaf: -leaf.bytes)[:LEAVES]
 
 
-def _sent(parts: Plan, state: TrainState) -> dict[str, Any]:
+class SendCounts(NamedTuple):
+    """What a run sends, as the ledger counts it; the fields are those of `Findings`."""
+
+    ledger: Ledger | None = None
+    sends: dict[str, Any] | None = None
+    uncounted: str | None = None
+
+
+def _count_sends(plan: Plan, state: TrainState) -> SendCounts:
     """Returns the ledger's counts per device; None where only a run can tell them."""
     try:
-        of_program = parts.trainer.program_sends(state)
+        program_sends = plan.trainer.program_sends(state)
     except ValueError as error:
-        return {"ledger": None, "sends": None, "uncounted": str(error)}
-    ledger = {
-        name: {collective: [*counts] for collective, counts in kind.items()}
-        for name, kind in of_program._asdict().items()
-    }
+        return SendCounts(uncounted=str(error))
+    ledger = Ledger(
+        always=_as_lists(program_sends.always),
+        branched=_as_lists(program_sends.branched),
+    )
     try:
-        of_run = parts.trainer.communication(state, parts.config.steps)
+        run_sends = plan.trainer.communication(state, plan.config.steps)
     except ValueError:  # the sends depend on the data, but the ledger has each branch
-        return {"ledger": ledger, "sends": None}
-    kinds, of_steps = network.sends(of_run)
+        return SendCounts(ledger)
+    kinds, steps = network.sends(run_sends)
     # The counts are per worker; here they are per device, like those of the program.
-    each = [
-        {name: (size / of_run.devices, calls) for name, (size, calls) in kind.items()}
-        for kind in kinds
-    ]
-    return {"ledger": ledger, "sends": sends.to_json(network.Sends(each, of_steps))}
+    device_kinds = []
+    for kind in kinds:
+        counts = {
+            name: (size / run_sends.devices, calls)
+            for name, (size, calls) in kind.items()
+        }
+        device_kinds.append(counts)
+    return SendCounts(ledger, sends.to_json(network.Sends(device_kinds, steps)))
 
 
-def _compile(parts: Plan, lowered: Lowered) -> dict[str, Any]:
+def _as_lists(counts: Counts) -> Counts:
+    """Returns counts in JSON's types."""
+    return {collective: [*pair] for collective, pair in counts.items()}
+
+
+class Compilation(NamedTuple):
+    """What the target's compiler answers; the fields are those of `Findings`."""
+
+    seconds: float
+    refused: str | None = None
+    needed: int | None = None
+    memory: Memory | None = None
+    traffic: list[TrafficRow] | None = None
+
+
+def _compile(plan: Plan, lowered: Lowered) -> Compilation:
     """Calls the target's compiler, and returns the findings in its program."""
     start = time.perf_counter()
-    layout = parts.trainer.layout
+    layout = plan.trainer.layout
     try:
         program, text = program_of(lowered.program)
     except jax.errors.JaxRuntimeError as error:
-        return {
-            "compile_seconds": time.perf_counter() - start,
-            "refused": str(error),
-            "needed": memory_needed(error),
-            "traffic": None,
-        }
+        return Compilation(
+            time.perf_counter() - start,
+            refused=str(error),
+            needed=memory_needed(error),
+        )
     seconds = time.perf_counter() - start
-    found = program.memory_analysis()
-    if found is not None:
-        found = {k: getattr(found, f"{x}_size_in_bytes") for k, x in MEMORY.items()}
-    return {
-        "compile_seconds": seconds,
-        "memory": found,
-        "traffic": times.traffic(hlo.read(text), layout.devices, layout.devices_each),
-    }
+    analysis = program.memory_analysis()
+    memory = None
+    if analysis is not None:
+        memory = Memory(
+            arguments=analysis.argument_size_in_bytes,
+            outputs=analysis.output_size_in_bytes,
+            aliased=analysis.alias_size_in_bytes,
+            temporary=analysis.temp_size_in_bytes,
+            code=analysis.generated_code_size_in_bytes,
+        )
+    collectives = hlo.read(text)
+    traffic = times.traffic(collectives, layout.devices, layout.devices_each)
+    return Compilation(seconds, memory=memory, traffic=traffic)
 
 
 def program_of(lowered: Any) -> tuple[Any, str]:
@@ -238,15 +286,15 @@ class Flops(NamedTuple):
     """The operations of products and convolutions.
 
     Attributes:
-        least: number if every condition takes the branch with the fewest operations.
-        most: number if every condition takes the branch with the most operations.
+        least_count: number if every condition takes the branch with the fewest.
+        most_count: number if every condition takes the branch with the most.
     """
 
-    least: float = 0.0
-    most: float = 0.0
+    least_count: float = 0.0
+    most_count: float = 0.0
 
 
-def flops(jaxpr: Any) -> Flops:
+def count_flops(jaxpr: Any) -> Flops:
     """Counts the operations of a jaxpr: 2 for each multiplication and its addition.
 
     Loops count as often as they run, or once if their length is unknown. Recomputation
@@ -256,11 +304,12 @@ def flops(jaxpr: Any) -> Flops:
     Args:
         jaxpr: a jaxpr, closed or not.
     """
-    found = [_of_equation(x) for x in getattr(jaxpr, "jaxpr", jaxpr).eqns]
-    return Flops(sum(x.least for x in found), sum(x.most for x in found))
+    equations = getattr(jaxpr, "jaxpr", jaxpr).eqns
+    counts = [_count_equation(equation) for equation in equations]
+    return Flops(sum(x.least_count for x in counts), sum(x.most_count for x in counts))
 
 
-def _of_equation(equation: Any) -> Flops:
+def _count_equation(equation: Any) -> Flops:
     """Counts one equation, with what it calls."""
     name = equation.primitive.name
     params = equation.params
@@ -268,34 +317,34 @@ def _of_equation(equation: Any) -> Flops:
     if count:
         operations = count(equation)
         return Flops(operations, operations)
-    inner = [flops(x) for x in core.jaxprs_in_params(params)]
-    least = [x.least for x in inner]
-    most = [x.most for x in inner]
+    callees = [count_flops(x) for x in core.jaxprs_in_params(params)]
+    least_flops = [x.least_count for x in callees]
+    most_flops = [x.most_count for x in callees]
     if name == "cond":
-        return Flops(min(least), max(most))
-    times = params.get("length", 1) if name == "scan" else 1
-    return Flops(times * sum(least), times * sum(most))
+        return Flops(min(least_flops), max(most_flops))
+    repetitions = params.get("length", 1) if name == "scan" else 1
+    return Flops(repetitions * sum(least_flops), repetitions * sum(most_flops))
 
 
-def _of_dot(equation: Any) -> float:
+def _count_dot(equation: Any) -> float:
     """Returns twice the entries of the result times the contracted ones."""
     (contracted, _), _ = equation.params["dimension_numbers"]
     shape = equation.invars[0].aval.shape
     return 2.0 * equation.outvars[0].aval.size * math.prod(shape[i] for i in contracted)
 
 
-def _of_convolution(equation: Any) -> float:
+def _count_convolution(equation: Any) -> float:
     """Returns twice the entries of the result times the kernel's for one feature."""
     kernel = equation.invars[1].aval.shape
     numbers = equation.params
     features = kernel[numbers["dimension_numbers"].rhs_spec[0]]
     # The kernel's inputs are already per group. The strides of a gradient put zeros
     # between the entries, which are not counted.
-    each = math.prod(kernel) / features / math.prod(numbers["lhs_dilation"])
-    return 2.0 * equation.outvars[0].aval.size * each
+    entry_products = math.prod(kernel) / features / math.prod(numbers["lhs_dilation"])
+    return 2.0 * equation.outvars[0].aval.size * entry_products
 
 
 _PRODUCTS: dict[str, Callable[[Any], float]] = {
-    "dot_general": _of_dot,
-    "conv_general_dilated": _of_convolution,
+    "dot_general": _count_dot,
+    "conv_general_dilated": _count_convolution,
 }

@@ -1,13 +1,12 @@
 """The flags of aim, and all checks that need no jax."""
 
 import argparse
-import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from experiments.aim import targets
 from experiments.aim.targets import Target
@@ -23,8 +22,9 @@ from experiments.study.command_line import (
     parse_variants,
     read_algorithms,
 )
-from experiments.study.variants import at
+from experiments.study.variants import Variant, at
 from experiments.training import config as training
+from experiments.training.config import RunConfig
 from syncalgos import network
 from syncalgos.network import Network
 
@@ -40,7 +40,11 @@ GROUPS: dict[Group | None, str] = {
     training.FILES: "--json or --page, as nothing trains",
     training.PROCESSES: "--target, whose hosts are the processes",
 }
-TAKEN = {k: GROUPS[x.group] for k, x in training.SETTINGS.items() if x.group in GROUPS}
+TAKEN = {
+    name: GROUPS[setting.group]
+    for name, setting in training.SETTINGS.items()
+    if setting.group in GROUPS
+}
 TAKEN |= {
     "algo": "--algos",
     "task": "--task, not inside the value of --algos",
@@ -56,15 +60,15 @@ class Job(NamedTuple):
 
     Attributes:
         target: the machine.
-        variant: the algorithm with its own flags.
+        variant: the algorithm with its settings.
         argv: flags of the run, as for experiments.run.
         config: the config of the run, whose workers take all chips.
     """
 
     target: Target
-    variant: VariantWords
+    variant: Variant
     argv: Words
-    config: training.RunConfig
+    config: RunConfig
 
     @property
     def period(self) -> int | None:
@@ -140,7 +144,7 @@ class AimConfig:
     @cached_property
     def targets(self) -> tuple[Target, ...]:
         """The machines, each once."""
-        names = [name.strip() for text in self.target for name in text.split(",")]
+        names = [name.strip() for name in ",".join(self.target).split(",")]
         return tuple(dict.fromkeys(targets.parse(x, self.slices) for x in names))
 
     @cached_property
@@ -149,7 +153,7 @@ class AimConfig:
         return tuple(dict.fromkeys(map(network.parse, self.network)))
 
     @cached_property
-    def variants(self) -> tuple[VariantWords, ...]:
+    def algorithms(self) -> tuple[VariantWords, ...]:
         """The algorithms, with the flags that their runs accept."""
         text = ",".join(ALGORITHM.files) if self.algos == "all" else self.algos
         return parse_variants(
@@ -162,12 +166,18 @@ class AimConfig:
         )
 
     @cached_property
+    def variants(self) -> tuple[Variant, ...]:
+        """The algorithms, with the configs of their runs by one worker on one chip."""
+        return tuple(map(_parse_variant, self.algorithms))
+
+    @cached_property
     def jobs(self) -> tuple[Job, ...]:
         """The programs, target by target.
 
         Speed is compared with sync_sgd: if no variant is plain sync_sgd, it is added
         after them, with the shared flags.
         """
+        algorithms = self.algorithms
         variants = self.variants
         if not any(is_baseline(variant) for variant in variants):
             # Not checked: a shared flag need not be one of sync_sgd's.
@@ -178,14 +188,19 @@ class AimConfig:
                 taken=TAKEN,
                 added=(),
             )
-            variants = (*variants, baseline)
-        return tuple(_job(each, x) for each in self.targets for x in variants)
+            algorithms = (*algorithms, baseline)
+            variants = (*variants, _parse_variant(baseline))
+        jobs = []
+        for target in self.targets:
+            for algorithm, variant in zip(algorithms, variants, strict=True):
+                jobs.append(_make_job(target, algorithm, variant))
+        return tuple(jobs)
 
 
 SETTINGS = settings_of(AimConfig)
 
 
-def is_baseline(variant: VariantWords) -> bool:
+def is_baseline(variant: Variant) -> bool:
     """Whether a variant is synchronous SGD without flags of its own."""
     return variant.algo == BASELINE and not variant.words
 
@@ -196,8 +211,9 @@ def read(argv: Sequence[str]) -> AimConfig:
     Raises:
         BadRequest: a flag is unknown or out of range; one line.
     """
-    known, rest = parser().parse_known_args(cleaned(argv))
-    config = flags.made(AimConfig, vars(known), {"shared": tuple(flag_groups(rest))})
+    own_flags, run_words = make_parser().parse_known_args(cleaned(argv))
+    shared = tuple(flag_groups(run_words))
+    config = flags.made(AimConfig, vars(own_flags), {"shared": shared})
     with refusing():
         _ = config.jobs
     if config.page is not None and config.page.suffix != ".md":
@@ -238,9 +254,9 @@ def _exists(path: Path) -> bool:
     return True
 
 
-def parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     """Returns the parser of the command's own flags."""
-    made = flags.command_parser(
+    parser = flags.command_parser(
         PROGRAM,
         "--target TARGET [--algos A,B,…] [--task NAME] [flags]",
         "Compile a run for machines that you do not have: whether it fits, what is "
@@ -249,38 +265,52 @@ def parser() -> argparse.ArgumentParser:
         f"{flags.PROGRAM} --help-all",
         has_help_all=False,
     )
-    flags.add_settings(made, SETTINGS.values())
-    return made
+    flags.add_settings(parser, SETTINGS.values())
+    return parser
 
 
-def _job(target: Target, variant: VariantWords) -> Job:
+def _parse_variant(algorithm: VariantWords) -> Variant:
+    """Parses the flags of an algorithm's runs, which have one worker by default.
+
+    With more workers, a small batch would be refused before the target is known.
+    """
+    return algorithm._replace(argv=("--workers", "1", *algorithm.argv)).parse()
+
+
+def _make_job(target: Target, algorithm: VariantWords, variant: Variant) -> Job:
     """Returns the run of a variant on all chips of a target.
+
+    Args:
+        target: the machine.
+        algorithm: the words of the variant.
+        variant: the algorithm with its settings.
 
     Raises:
         BadRequest: a run does not accept its flags, or the workers do not fit the
             chips.
     """
-    parser = flags.parser_of({"mesh": training.SETTINGS["mesh"]})
-    mesh = parser.parse_known_args(variant.argv)[0].mesh or {}
-    worker_chips = math.prod(mesh.values())
-    if worker_chips < 1 or target.chips % worker_chips:
-        axes = ", ".join(f"{name}={size}" for name, size in mesh.items())
+    config = variant.config
+    worker_chips = config.worker_devices
+    if target.chips % worker_chips:
+        axes = ", ".join(f"{name}={size}" for name, size in (config.mesh or {}).items())
         raise BadRequest(
             f"--mesh {axes}: workers of {worker_chips} chips do not evenly divide the "
-            f"{target.chips} chips of {target.shown}: use sizes whose product does"
+            f"{target.chips} chips of {target.full_name}: use sizes whose product does"
         )
-    places = target.chips // worker_chips
-    argv = ("--workers", str(places), *variant.argv)
-    config = training.parse(argv)
     if config.backend not in ("auto", "shard_map"):
         raise BadRequest(
             f"--backend {config.backend}: only shard_map compiles for absent devices: "
             "leave out --backend"
         )
+    places = target.chips // worker_chips
+    values: dict[str, Any] = {"backend": "shard_map"}
+    if "workers" not in algorithm.parameters:
+        values["workers"] = places
+    config = at(config, values)
     if config.workers % places:
         raise BadRequest(
             f"--workers {config.workers} cannot fill the {target.chips} chips of "
             f"{target.text}: leave out --workers, or use a multiple of {places}"
         )
-    argv += ("--backend", "shard_map")
-    return Job(target, variant, argv, at(config, {"backend": "shard_map"}))
+    words = ("--workers", str(places), *algorithm.argv, "--backend", "shard_map")
+    return Job(target, variant, words, config)

@@ -13,24 +13,40 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from experiments import files
 from experiments.aim import tables, targets
+from experiments.aim.answer import Answer
 from experiments.aim.config import PROGRAM, AimConfig, Job
 from experiments.aim.tables import Result
-from experiments.aim.times import Answer
 from experiments.command import stopping, terminal
 from experiments.command.errors import BadRequest, Unwritten, in_one_line
 from experiments.command.stopping import before_the_end, printable
 from experiments.command.text_tables import terminal_width
 from experiments.training import config as training
 
-Known = Mapping[tuple[Any, ...], Answer]  # programs compiled earlier, by `_key`
+JobKey = tuple[Any, ...]
+"""A target's name and slices, and the flags of a run: equal for equal programs."""
 ROOT = Path(__file__).parents[2]
 # Lines of libtpu and of plug-ins that do not explain a failure.
 NOISE = re.compile("^(WARNING|Failed to find host bounds|E0000|===|learning/)")
-MOST = 400  # characters of a process's last words
+MOST_CHARACTERS = 400  # of a process's last words
+
+
+class EarlierProgram(NamedTuple):
+    """A program of a file of --reuse.
+
+    Attributes:
+        answer: the answer of the process that compiled it.
+        content: all that the file holds of it.
+    """
+
+    answer: Answer
+    content: Mapping[str, Any]
+
+
+EarlierPrograms = Mapping[JobKey, EarlierProgram]
 
 
 def run(config: AimConfig, argv: list[str]) -> int:
@@ -49,60 +65,66 @@ def run(config: AimConfig, argv: list[str]) -> int:
         BadRequest: all requested programs are refused (with the reason of the first),
             a compiler is missing, or a file cannot be read or written (`Unwritten`).
     """
-    earlier = known(config)
+    earlier = read_earlier(config)
     jobs = config.jobs
     for job in jobs:
         if _key(job) not in earlier:
             targets.check_compiler(job.target)
     answers: list[Answer] = []
-    found: tuple[Result, ...] = ()
+    results: tuple[Result, ...] = ()
     with terminal.bar(terminal.elapsed_time()) as bar:
         task = bar.add_task("", total=len(jobs))
         for number, job in enumerate(jobs, 1):
-            name = f"{job.variant.label} for {job.target.shown}"
+            name = f"{job.variant.label} for {job.target.full_name}"
             bar.update(task, description=f"compiling {name}")
             is_new = _key(job) not in earlier
-            answer = answer_of(job, config.timeout) if is_new else earlier[_key(job)]
+            if is_new:
+                answer = compile_job(job, config.timeout)
+            else:
+                answer = earlier[_key(job)].answer
             answers.append(answer)
-            are_refused = all("error" in x for x in answers)
+            are_refused = all(x.error is not None for x in answers)
             if number == len(config.variants) and are_refused:
-                raise BadRequest(answers[0]["error"])
+                raise BadRequest(str(answers[0].error))
             bar.update(task, completed=number)
             terminal.above(
                 bar, f"{number}/{len(jobs)} {name}: {tables.outcome(answer)}"
             )
             # Reused answers are in their file already.
             if is_new or number == len(jobs):
-                found = tables.results(config, answers)
+                results = tables.make_results(config, answers)
                 if config.json is not None and not are_refused:
-                    _write(config.json, _as_json(config, argv, found, earlier))
-    terminal.show(tables.text(config, found, terminal_width()))
+                    _write(config.json, _as_json(config, argv, results, earlier))
+    terminal.show(tables.text(config, results, terminal_width()))
     if config.page is not None:
-        _write(config.page, tables.markdown(config, argv, found))
-    return stopping.FAILED if any(not x.is_done for x in found) else 0
+        _write(config.page, tables.markdown(config, argv, results))
+    return stopping.FAILED if any(not x.is_done for x in results) else 0
 
 
-def _key(job: Job) -> tuple[Any, ...]:
+def _key(job: Job) -> JobKey:
     return job.target.text, job.target.slices, *job.argv
 
 
-def known(config: AimConfig) -> Known:
+def read_earlier(config: AimConfig) -> EarlierPrograms:
     """Returns the compiled programs in the files of --reuse.
 
     Raises:
         BadRequest: a file was not written by --json, or is damaged.
     """
-    programs = {}
+    programs: dict[JobKey, EarlierProgram] = {}
     for path in config.reuse:
         try:
             content = files.read(path, "programs")
             with files.using(path):
-                for x in content["programs"]:
-                    if "compile_seconds" in x:
-                        # Each must have its checksum, and the right one.
-                        files.check_seal(path, {files.SEAL: None, **x})
-                        key = x["target"]["text"], x["target"]["slices"], *x["argv"]
-                        programs[key] = x
+                for program in content["programs"]:
+                    if "compile_seconds" not in program:
+                        continue
+                    # Each must have its checksum, and the right one.
+                    files.check_seal(path, {files.SEAL: None, **program})
+                    target = program["target"]
+                    key = target["text"], target["slices"], *program["argv"]
+                    answer = Answer.from_json(program)
+                    programs[key] = EarlierProgram(answer, program)
         except OSError as error:
             raise BadRequest(f"--reuse {path}: {error.strerror or error}") from None
         except files.Damaged as error:
@@ -113,34 +135,45 @@ def known(config: AimConfig) -> Known:
 
 
 def _as_json(
-    config: AimConfig, argv: list[str], found: Sequence[Result], earlier: Known
+    config: AimConfig,
+    argv: list[str],
+    results: Sequence[Result],
+    earlier: EarlierPrograms,
 ) -> str:
     """Returns the file of --json: one line per program, so that files can be compared.
 
     It keeps earlier programs if --reuse names this file, too.
     """
-    reached = {_key(x.job) for x in found}
-    is_kept = config.json in config.reuse
-    kept = [x for key, x in earlier.items() if is_kept and key not in reached]
-    programs = ",\n".join(json.dumps(x) for x in [*map(_sealed, found), *kept])
+    programs: list[Mapping[str, Any]] = []
+    keys: set[JobKey] = set()
+    for result in results:
+        key = _key(result.job)
+        keys.add(key)
+        findings = result.answer.to_json()
+        if key in earlier:  # a file of an earlier release may say more of a program
+            findings = earlier[key].content
+        programs.append(_seal_result(result, findings))
+    if config.json in config.reuse:
+        programs += [x.content for key, x in earlier.items() if key not in keys]
+    lines = ",\n".join(map(json.dumps, programs))
     command = json.dumps([*PROGRAM.split(), *argv])
-    return f'{{"command": {command},\n"programs": [\n{programs}\n]}}\n'
+    return f'{{"command": {command},\n"programs": [\n{lines}\n]}}\n'
 
 
-def _sealed(result: Result) -> Answer:
+def _seal_result(result: Result, findings: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns a result as JSON with a checksum: bytes and seconds, not rounded."""
     job = result.job
     target = result.job.target
     content = {
-        # A reused answer has the fields below, too, of other chip data or networks.
-        **result.answer,
+        # Earlier ones have the fields below, too, of other chip data or networks.
+        **findings,
         "target": {**target._asdict(), "chips": target.chips},
         "label": job.variant.label,
         "algo": job.variant.algo,
         "argv": job.argv,
         "is_asked": result.is_asked,
         "fits": result.fits,
-        "chip_bytes": result.held,
+        "chip_bytes": result.chip_bytes,
         "modelled": result.times,
         "compared": result.comparison,
     }
@@ -166,24 +199,20 @@ def _write(path: Path, text: str) -> None:
         raise Unwritten(f"{path}: {error.strerror or error}") from None
 
 
-def answer_of(job: Job, timeout: float | None) -> Answer:
+def compile_job(job: Job, timeout: float | None) -> Answer:
     """Has a job compiled, and returns the answer of its process.
 
     Args:
         job: the program to compile.
         timeout: seconds to wait; None waits forever.
-
-    Returns:
-        The result of `compile.compiled`; or {"error"} if the job is refused, {"failed"}
-        with the last line of output if the process died, {"timeout": seconds}.
     """
     target = job.target
     request = {"argv": job.argv, "target": target.text, "slices": target.slices}
-    path = filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))
+    python_path = filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))
     variables = targets.environment(target) | {
         # The time must be that of the compiler, not of reading a cached file.
         "JAX_ENABLE_COMPILATION_CACHE": "false",
-        "PYTHONPATH": os.pathsep.join(path),
+        "PYTHONPATH": os.pathsep.join(python_path),
     }
     process = subprocess.Popen(
         [sys.executable, "-m", "experiments.aim.jobs", json.dumps(request)],
@@ -196,44 +225,48 @@ def answer_of(job: Job, timeout: float | None) -> Answer:
         text=True,
     )
     # Its stdin stays open: the process ends when it closes, however this one ends.
-    alive = process.stdin
+    open_stdin = process.stdin
     process.stdin = None
-    assert alive is not None
+    assert open_stdin is not None
     # The handler only kills: this thread may hold a lock while it waits.
-    with process, alive, before_the_end(process.kill):
+    with process, open_stdin, before_the_end(process.kill):
         try:
             text, errors = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
             process.kill()
-            return {"timeout": timeout}
+            return Answer(timeout=timeout)
     if process.returncode == 0:
-        return json.loads(text)
+        return Answer.from_json(json.loads(text))
     lines = [x for x in errors.splitlines() if x.strip() and not NOISE.match(x)]
-    last_line = printable(lines[-1])[:MOST] if lines else "it printed nothing"
+    last_line = "it printed nothing"
+    if lines:
+        last_line = printable(lines[-1])[:MOST_CHARACTERS]
     code = process.returncode
     if code < 0:
-        return {
-            "failed": f"the compiling process ended with signal {-code}: {last_line}"
-        }
-    return {"failed": f"the compiling process ended with exit code {code}: {last_line}"}
+        return Answer(
+            failed=f"the compiling process ended with signal {-code}: {last_line}"
+        )
+    return Answer(
+        failed=f"the compiling process ended with exit code {code}: {last_line}"
+    )
 
 
 def main() -> None:
     """Answers the request, in the process that compiles."""
     # Compilers print on both streams: the answer gets a separate descriptor.
-    with os.fdopen(os.dup(1), "w", encoding="utf-8") as answer:
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as answer_file:
         os.dup2(2, 1)
         request = json.loads(sys.argv[1])
         threading.Thread(target=_end_with_parent, daemon=True).start()
         try:
             target = targets.parse(request["target"], request["slices"])
-            run = training.parse(request["argv"])
-            from experiments.aim.compile import compiled  # imports jax
+            run_config = training.parse(request["argv"])
+            from experiments.aim.compile import compile_run  # imports jax
 
-            content = compiled(run, target)
+            answer = Answer(compile_run(run_config, target))
         except BadRequest as error:
-            content = {"error": in_one_line(error)}
-        json.dump(content, answer)
+            answer = Answer(error=in_one_line(error))
+        json.dump(answer.to_json(), answer_file)
 
 
 def _end_with_parent() -> None:

@@ -8,14 +8,16 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from experiments.aim import times
+from experiments.aim.answer import Answer, Findings, TrafficRow
 from experiments.aim.config import MFU, PROGRAM, AimConfig, Job, is_baseline
 from experiments.aim.targets import Target
-from experiments.aim.times import ACROSS, DISPATCH, STEP, SYNC, Answer, Times
+from experiments.aim.times import ACROSS, STEP, SYNC, Times
 from experiments.command.terminal import MISSING, duration, mesh_text, size
 from experiments.command.text_tables import Columns, table, wrapped
 
 ROUNDING = 1e-6  # relative error of sums of fractions
 WIDENED = 16  # largest factor: sums double bytes, float32 takes 4 times, padding 2
+_COUNTED_ROWS = ((ACROSS, STEP), (ACROSS, SYNC))  # scopes and times of counted rows
 DETAILED = 3  # most programs of a target for which a terminal shows all details
 # Columns whose cells may wrap in a narrow terminal, and those that it leaves out, the
 # first ones first.
@@ -62,59 +64,81 @@ class Comparison(NamedTuple):
     why: tuple[str, ...]
 
 
-def compared(answer: Answer) -> Comparison | None:
+def compare_ledger(findings: Findings) -> Comparison | None:
     """Compares the ledger's counts with those found in the program.
 
     Args:
-        answer: the result of `compile.compiled`.
+        findings: the findings in the program.
 
     Returns:
         The comparison; None without a program, or if the ledger cannot count it.
     """
-    traffic = answer.get("traffic")
-    ledger = answer.get("ledger")
-    if traffic is None or ledger is None:
+    ledger = findings.ledger
+    if findings.traffic is None or ledger is None:
         return None
     # Metrics are averaged once, after all steps, and are not counted.
-    sent = [x for x in traffic if x["scope"] == ACROSS and x["when"] != DISPATCH]
-    found = [(x["kind"], (x["bytes"], x["calls"])) for x in sent]
-    counted = [*ledger["always"].items(), *ledger["branched"].items()]
-    kinds = sorted({kind for kind, _ in counted + found})
-    rows = tuple(Beside(x, *_total(counted, x), *_total(found, x)) for x in kinds)
-    is_equal = all(_same(x.counted, x.found) for x in rows)
-    return Comparison(rows, is_equal, () if is_equal else _why(answer, rows, sent))
+    sent_rows = [
+        row for row in findings.traffic if (row.scope, row.when) in _COUNTED_ROWS
+    ]
+    ledger_counts = _sum_kinds([*ledger.always.items(), *ledger.branched.items()])
+    program_counts = _sum_kinds((row.kind, (row.bytes, row.calls)) for row in sent_rows)
+    rows = []
+    for kind in sorted({*ledger_counts, *program_counts}):
+        counted_bytes, counted_calls = ledger_counts.get(kind, (0.0, 0))
+        program_bytes, program_calls = program_counts.get(kind, (0.0, 0))
+        row = Beside(
+            kind=kind,
+            counted=counted_bytes,
+            calls=counted_calls,
+            found=program_bytes,
+            collectives=program_calls,
+        )
+        rows.append(row)
+    if all(is_close(row.counted, row.found) for row in rows):
+        return Comparison(tuple(rows), is_equal=True, why=())
+    reasons = _explain(findings, rows, sent_rows)
+    return Comparison(tuple(rows), is_equal=False, why=reasons)
 
 
-def _total(sent: Iterable[tuple[str, Sequence[Any]]], kind: str) -> tuple[float, int]:
-    """Returns the bytes and the calls of one kind."""
-    of_kind = [x for name, x in sent if name == kind]
-    return math.fsum(size for size, _ in of_kind), sum(calls for _, calls in of_kind)
+def _sum_kinds(
+    counts: Iterable[tuple[str, Sequence[Any]]],
+) -> dict[str, tuple[float, int]]:
+    """Returns the bytes and the calls of each kind."""
+    counts_by_kind: dict[str, list[Sequence[Any]]] = defaultdict(list)
+    for kind, count in counts:
+        counts_by_kind[kind].append(count)
+    sums = {}
+    for kind, kind_counts in counts_by_kind.items():
+        num_bytes = math.fsum(size for size, _ in kind_counts)
+        sums[kind] = (num_bytes, sum(calls for _, calls in kind_counts))
+    return sums
 
 
-def _same(x: float, y: float) -> bool:
+def is_close(x: float, y: float) -> bool:
+    """Whether two numbers of bytes are equal, up to rounding."""
     return math.isclose(x, y, rel_tol=ROUNDING, abs_tol=0.5)
 
 
-def _why(
-    answer: Answer, rows: Sequence[Beside], sent: Sequence[times.Row]
+def _explain(
+    findings: Findings, rows: Sequence[Beside], sent_rows: Sequence[TrafficRow]
 ) -> tuple[str, ...]:
     """Returns the reasons for the difference."""
-    differing = [x for x in rows if not _same(x.counted, x.found)]
+    differing = [x for x in rows if not is_close(x.counted, x.found)]
     kinds = {x.kind for x in differing}
-    networks = {x["network"] for x in sent}
-    places = answer["workers"] // answer["lanes"]
+    networks = {x.network for x in sent_rows}
+    places = findings.workers // findings.lanes
     reasons = []
-    promoted = sum(x.get("promoted", 0) for x in sent)
+    promoted = sum(x.promoted for x in sent_rows)
     if promoted:
         reasons.append(
             f"in {promoted} of the collectives the compiler uses wider numbers than "
             "the algorithm does"
         )
-    if answer["lanes"] > 1:
+    if findings.lanes > 1:
         reasons.append("a chip has several workers, and the ledger counts one on each")
     counted_bytes = math.fsum(x.counted for x in rows)
     program_bytes = math.fsum(x.found for x in rows)
-    if _same(counted_bytes, program_bytes):
+    if is_close(counted_bytes, program_bytes):
         reasons.append(
             "the compiler uses other collectives for the same bytes: "
             f"{' and '.join(sorted(kinds))}"
@@ -125,7 +149,7 @@ def _why(
             f"the compiler turns small all-gathers ({gathered_bytes:,.0f} B) into "
             f"all-reduces ({summed_bytes:,.0f} B)"
         )
-    if "between" in networks and answer["slices"] > 1:
+    if "between" in networks and findings.slices > 1:
         if "inside" in networks:
             reasons.append(
                 "between slices the compiler pads the parts that it sends, after "
@@ -134,18 +158,18 @@ def _why(
         else:
             reasons.append("between slices the compiler pads the parts that it sends")
     is_less = all(x.found < x.counted for x in differing)
-    if answer["mesh"] and kinds == {"all_reduce"} and is_less:
+    if findings.mesh and kinds == {"all_reduce"} and is_less:
         reasons.append(
             "the compiler sends less: if each chip of a worker holds a whole array, "
             "each sends only a part, and the chips gather the parts"
         )
-    wide_calls = sum(x["calls"] for x in sent if x["group"] > places)
+    wide_calls = sum(x.calls for x in sent_rows if x.group > places)
     if wide_calls:
         reasons.append(
             f"the compiler reduces within and across workers at once, in {wide_calls} "
             "of the collectives"
         )
-    is_half = all(_same(x.counted, 2 * x.found) for x in differing)
+    is_half = all(is_close(x.counted, 2 * x.found) for x in differing)
     if places == 2 and kinds == {"permute"} and is_half:
         reasons.append(
             "each of two workers is both neighbours of the other, and gets one message"
@@ -159,12 +183,14 @@ def _gathered_by_sums(differing: Iterable[Beside]) -> tuple[float, float]:
     Summing arrays that are zero except for a worker's own part gathers these parts. It
     takes twice the bytes, or more if the type becomes wider.
     """
-    by_kind = {x.kind: x.found - x.counted for x in differing}
-    if by_kind.keys() != {"all_gather", "all_reduce"}:
+    extra_bytes = {x.kind: x.found - x.counted for x in differing}
+    if extra_bytes.keys() != {"all_gather", "all_reduce"}:
         return 0.0, 0.0
-    less = -by_kind["all_gather"]
-    more = by_kind["all_reduce"]
-    return (less, more) if 0 < less <= more <= WIDENED * less else (0.0, 0.0)
+    gathered_bytes = -extra_bytes["all_gather"]
+    summed_bytes = extra_bytes["all_reduce"]
+    if 0 < gathered_bytes <= summed_bytes <= WIDENED * gathered_bytes:
+        return gathered_bytes, summed_bytes
+    return 0.0, 0.0
 
 
 class Result(NamedTuple):
@@ -194,84 +220,101 @@ class Result(NamedTuple):
     @property
     def is_done(self) -> bool:
         """Whether the compiler gave a result, even that the run does not fit."""
-        is_told = not self.answer.get("refused") or is_too_large(self.answer)
-        return "compile_seconds" in self.answer and is_told
+        findings = self.answer.findings
+        return findings is not None and (not findings.refused or findings.is_too_large)
 
     @property
-    def held(self) -> int | None:
-        """The bytes on a chip while the program runs; None if they are not known.
+    def traffic(self) -> Sequence[TrafficRow] | None:
+        """The collectives of the program; None without one."""
+        findings = self.answer.findings
+        return None if findings is None else findings.traffic
 
-        Outputs that replace arguments, such as the donated state, count once.
-        """
-        memory = self.answer.get("memory")
-        if memory is None:
-            return self.answer.get("needed")
-        total = memory["arguments"] + memory["outputs"] - memory["aliased"]
-        return total + memory["temporary"] + memory["code"]
+    @property
+    def chip_bytes(self) -> int | None:
+        """The bytes on a chip while the program runs; None if they are not known."""
+        findings = self.answer.findings
+        return None if findings is None else findings.chip_bytes
 
     @property
     def fits(self) -> bool | None:
         """Whether these bytes fit on the chip; None if that is not known."""
-        if self.answer.get("refused"):
-            return False if is_too_large(self.answer) else None
+        findings = self.answer.findings
+        if findings is None:
+            return None
+        if findings.refused:
+            return False if findings.is_too_large else None
         limit = self.job.target.chip.memory
-        return None if self.held is None or limit is None else self.held <= limit
-
-
-def is_too_large(answer: Answer) -> bool:
-    """Whether the compiler refused a program because memory does not suffice."""
-    text = answer.get("refused") or ""
-    return "RESOURCE_EXHAUSTED" in text or "out of memory" in text.lower()
+        if findings.chip_bytes is None or limit is None:
+            return None
+        return findings.chip_bytes <= limit
 
 
 def outcome(answer: Answer) -> str:
     """Returns how a compilation ended, in one line."""
-    if "error" in answer:
-        return f"refused: {answer['error']}"
-    if "failed" in answer:
-        return f"failed: {answer['failed']}"
-    if "timeout" in answer:
-        return f"given up after {answer['timeout']:g} s (--timeout)"
-    seconds = answer["compile_seconds"]
-    if is_too_large(answer):
+    if answer.error is not None:
+        return f"refused: {answer.error}"
+    if answer.failed is not None:
+        return f"failed: {answer.failed}"
+    findings = answer.findings
+    if findings is None:
+        return f"given up after {answer.timeout:g} s (--timeout)"
+    seconds = findings.compile_seconds
+    if findings.is_too_large:
         return f"does not fit: the compiler refused it after {seconds:.1f} s"
-    return compilers_words(answer) or f"compiled in {seconds:.1f} s"
+    return quote_compiler(findings) or f"compiled in {seconds:.1f} s"
 
 
-def compilers_words(answer: Answer) -> str:
+def quote_compiler(findings: Findings) -> str:
     """Returns the first line of a compiler's refusal, without its trace; "" if none."""
-    refusal = answer.get("refused") or ""
+    refusal = findings.refused or ""
     if not refusal:
         return ""
     lines = [line.strip() for line in refusal.splitlines() if line.strip()]
     return f"the compiler: {lines[0]}" if lines else "the compiler: no reason"
 
 
-def results(config: AimConfig, answers: Sequence[Answer]) -> tuple[Result, ...]:
+def make_results(config: AimConfig, answers: Sequence[Answer]) -> tuple[Result, ...]:
     """Returns results in the order of the jobs, one for each answer so far."""
-    found = []
-    each = (None, *config.networks)  # None: on the target's own links
+    results = []
+    networks = (None, *config.networks)  # None: on the target's own links
     for job, answer in zip(config.jobs, answers, strict=False):
-        modelled = [times.modelled(answer, job, x, config.step_time) for x in each]
-        known = tuple(x for x in modelled if x is not None)
-        is_asked = job.variant in config.variants
-        found.append(Result(job, answer, is_asked, known, compared(answer)))
-    baselines = {_work(x): x.times for x in found if is_baseline(x.job.variant)}
-    return tuple(_sped_up(x, baselines.get(_work(x), ())) for x in found)
+        modelled_times: list[Times] = []
+        comparison = None
+        if answer.findings is not None:
+            comparison = compare_ledger(answer.findings)
+            for network in networks:
+                modelled = times.model_times(
+                    answer.findings, job, network, config.step_time
+                )
+                if modelled is not None:
+                    modelled_times.append(modelled)
+        result = Result(
+            job=job,
+            answer=answer,
+            is_asked=job.variant in config.variants,
+            times=tuple(modelled_times),
+            comparison=comparison,
+        )
+        results.append(result)
+    baselines = {_work(x): x.times for x in results if is_baseline(x.job.variant)}
+    return tuple(_add_speed_up(x, baselines.get(_work(x), ())) for x in results)
 
 
-def _work(x: Result) -> tuple[Target, str]:
+def _work(result: Result) -> tuple[Target, str]:
     """Returns the machine, and what a local step is: other steps are no speed-up."""
-    c = x.job.config
-    own = (x.answer.get("batch_size"), x.answer.get("mesh"))
-    return x.job.target, str((*own, c.task_arguments, c.accumulate, c.optimizer))
+    config = result.job.config
+    findings = result.answer.findings
+    batch_size = None if findings is None else findings.batch_size
+    mesh = None if findings is None else findings.mesh
+    settings = (config.task_arguments, config.accumulate, config.optimizer)
+    return result.job.target, str((batch_size, mesh, *settings))
 
 
-def _sped_up(result: Result, baseline: Sequence[Times]) -> Result:
+def _add_speed_up(result: Result, baseline: Sequence[Times]) -> Result:
     """Returns a result with its speed-up over the baseline, if that has times."""
     pairs = zip(result.times, baseline, strict=False)
-    faster = tuple(x._replace(speed_up=y.mean / x.mean) for x, y in pairs)
-    return result._replace(times=faster or result.times)
+    new_times = tuple(x._replace(speed_up=y.mean / x.mean) for x, y in pairs)
+    return result._replace(times=new_times or result.times)
 
 
 def text(config: AimConfig, results: Sequence[Result], width: int | None = None) -> str:
@@ -282,42 +325,42 @@ def text(config: AimConfig, results: Sequence[Result], width: int | None = None)
         results: results of all programs, target by target.
         width: of the terminal; None wraps nothing, and keeps all columns.
     """
-    lines = []
+    lines: list[str] = []
 
     def show(indent: int, *texts: str) -> None:
         start = " " * indent
-        for each in texts:
-            lines.extend(wrapped(f"{start}{each}", width, start))
+        for line in texts:
+            lines.extend(wrapped(f"{start}{line}", width, start))
 
     def show_table(indent: int, rows: Table) -> None:
-        columns = Columns(TEXT, OPTIONAL, _elsewhere(config))
+        columns = Columns(TEXT, OPTIONAL, _locate_columns(config))
         table_width = None if width is None else width - indent
         for line in table(rows, columns, table_width):
             lines.append(f"{' ' * indent}{line}")
 
-    for number, (target, found) in enumerate(_by_target(results)):
+    for number, (target, target_results) in enumerate(_group_by_target(results)):
         if number:
             show(0, "")
-        show(0, _head(target, found))
-        for title, rows in _tables(found).items():
+        show(0, _head(target, target_results))
+        for title, rows in _tables(target_results).items():
             show(2, "", title)
             show_table(2, rows)
-        asked = [x for x in found if x.is_asked]
-        detailed = asked if len(asked) <= DETAILED else []
-        for x in detailed:
-            show(2, "", x.label)
-            show(4, *_of_memory(x), *_of_ledger(x))
-            rows = x.answer.get("traffic")
-            if rows:
-                show_table(4, _traffic(rows))
-        reasons = _reasons(x for x in found if x not in detailed)
+        detailed = [result for result in target_results if result.is_asked]
+        if len(detailed) > DETAILED:
+            detailed = []
+        for result in detailed:
+            show(2, "", result.label)
+            show(4, *_memory_lines(result), *_ledger_lines(result))
+            if result.traffic:
+                show_table(4, _traffic_table(result.traffic))
+        reasons = _reasons(x for x in target_results if x not in detailed)
         if reasons:
             show(2, "", *reasons)
         show(2, "", *_notes(target, config))
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _elsewhere(config: AimConfig) -> str:
+def _locate_columns(config: AimConfig) -> str:
     """Returns where all columns are: a file that the command writes, or could write."""
     if config.json is not None:
         return f"all columns are in {config.json}"
@@ -334,30 +377,37 @@ def markdown(config: AimConfig, argv: Sequence[str], results: Sequence[Result]) 
     """
     command = shlex.join([*PROGRAM.split(), *argv])
     parts = [f"```sh\n{command}\n```", *_versions(results)]
-    for target, found in _by_target(results):
-        parts.append(f"## {_head(target, found)}")
-        for title, rows in _tables(found).items():
-            lines = [[*rows[0]], ["---"] * len(rows[0]), *(x.values() for x in rows)]
-            grid = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-            parts += [f"**{title}**", grid]
-        for lines in (_reasons(found), _notes(target, config)):
+    for target, target_results in _group_by_target(results):
+        parts.append(f"## {_head(target, target_results)}")
+        for title, rows in _tables(target_results).items():
+            parts += [f"**{title}**", _markdown_table(rows)]
+        for lines in (_reasons(target_results), _notes(target, config)):
             if lines:
                 parts.append("\n".join(f"- {line}" for line in lines))
     return "\n\n".join(parts) + "\n"
 
 
-def _by_target(results: Iterable[Result]) -> list[tuple[Target, list[Result]]]:
+def _markdown_table(rows: Table) -> str:
+    """Returns a table in Markdown."""
+    grid: list[Iterable[str]] = [rows[0].keys(), ["---"] * len(rows[0])]
+    grid += [row.values() for row in rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in grid)
+
+
+def _group_by_target(results: Iterable[Result]) -> list[tuple[Target, list[Result]]]:
     return [(key, [*group]) for key, group in groupby(results, lambda x: x.job.target)]
 
 
 def _versions(results: Iterable[Result]) -> list[str]:
     """Returns sentences about versions: several if --reuse took older programs."""
     labels = defaultdict(list)
-    for x in results:
-        versions = x.answer.get("versions")
-        if versions:
-            text = ", ".join(f"{name} {version}" for name, version in versions.items())
-            labels[text].append(x.job.variant.label)
+    for result in results:
+        findings = result.answer.findings
+        if findings is not None and findings.versions:
+            text = ", ".join(
+                f"{name} {version}" for name, version in findings.versions.items()
+            )
+            labels[text].append(result.job.variant.label)
     if len(labels) == 1:
         return [f"With {text}." for text in labels]
     return [f"{', '.join(names)} with {text}." for text, names in labels.items()]
@@ -372,15 +422,16 @@ def _head(target: Target, results: Iterable[Result]) -> str:
         figures.append(f"{target.chip.flops / 1e12:g} TFLOP/s")
     chips = _several(target.chips, "chip")
     if figures:
-        line = f"{target.shown}: {chips} of {' and '.join(figures)}"
+        line = f"{target.full_name}: {chips} of {' and '.join(figures)}"
     else:
-        line = f"{target.shown}: {chips}"
-    layouts = {
-        x.label: _layout(target, x.answer) for x in results if "workers" in x.answer
-    }
+        line = f"{target.full_name}: {chips}"
+    layouts: dict[str, list[str]] = {}
+    for result in results:
+        if result.answer.findings is not None:
+            layouts[result.label] = _layout(target, result.answer.findings)
     first_layout = next(iter(layouts.values()), [])
     shared = [x for x in first_layout if all(x in y for y in layouts.values())]
-    labels_by_difference = defaultdict(list)
+    labels_by_difference: dict[str, list[str]] = defaultdict(list)
     for label, layout in layouts.items():
         difference = ", ".join(x for x in layout if x not in shared)
         labels_by_difference[difference].append(label)
@@ -391,13 +442,14 @@ def _head(target: Target, results: Iterable[Result]) -> str:
     return "; ".join(part for part in parts if part)
 
 
-def _layout(target: Target, answer: Answer) -> list[str]:
+def _layout(target: Target, findings: Findings) -> list[str]:
     """Returns the workers, the batch and the params of a program in words."""
-    workers = _several(answer["workers"], "worker")
-    if answer["mesh"]:
-        worker_chips = target.chips * answer["lanes"] // answer["workers"]
-        workers = f"{workers} of {worker_chips} chips ({mesh_text(answer['mesh'])})"
-    return [workers, f"batch {answer['batch_size']}", f"{answer['params']:,} params"]
+    workers = _several(findings.workers, "worker")
+    if findings.mesh:
+        worker_chips = target.chips * findings.lanes // findings.workers
+        workers = f"{workers} of {worker_chips} chips ({mesh_text(findings.mesh)})"
+    batch = f"batch {findings.batch_size}"
+    return [workers, batch, f"{findings.params:,} params"]
 
 
 def _several(count: int, noun: str) -> str:
@@ -409,167 +461,189 @@ def _tables(results: Iterable[Result]) -> dict[str, Table]:
 
     The times are for the target's own links, then for each further network.
     """
-    tables = defaultdict(list)
+    tables: dict[str, Table] = defaultdict(list)
     for result in results:
-        if result.is_done:
-            tables["read off the program"].append(_findings(result))
-            for x in result.times:
-                if x.network:
-                    title = f"modelled, with {x.network} between workers"
-                else:
-                    title = "modelled, with its own links"
-                tables[title].append(_modelled(result, x))
+        findings = result.answer.findings
+        if findings is None or not result.is_done:
+            continue
+        tables["read off the program"].append(_findings_row(result, findings))
+        for modelled in result.times:
+            if modelled.network:
+                title = f"modelled, with {modelled.network} between workers"
+            else:
+                title = "modelled, with its own links"
+            tables[title].append(_times_row(result, modelled))
     return tables
 
 
-def _findings(result: Result) -> Row:
+def _findings_row(result: Result, findings: Findings) -> Row:
     """Returns the findings in a program."""
     chip_memory = result.job.target.chip.memory
-    if result.held is not None:
-        held_bytes = size(result.held)
+    if result.chip_bytes is not None:
+        chip_bytes = size(result.chip_bytes)
     elif result.fits is False and chip_memory is not None:
-        held_bytes = f"over {size(chip_memory)}"  # the compiler gave up
+        chip_bytes = f"over {size(chip_memory)}"  # the compiler gave up
     else:
-        held_bytes = MISSING
+        chip_bytes = MISSING
     return {
         "algorithm": result.label,
         "fits": {None: MISSING, True: "yes", False: "no"}[result.fits],
-        "a chip holds": held_bytes,
-        "sent a step": _sent(result, STEP),
-        "sent a sync": _sent(result, SYNC),
+        "a chip holds": chip_bytes,
+        "sent a step": _sent(result, findings, STEP),
+        "sent a sync": _sent(result, findings, SYNC),
         "ledger": _agreement(result),
-        "compiled in": f"{result.answer['compile_seconds']:.1f} s",
-        "collectives across workers": _collectives(result.answer.get("traffic") or ()),
+        "compiled in": f"{findings.compile_seconds:.1f} s",
+        "collectives across workers": _collectives(findings.traffic or ()),
     }
 
 
-def _modelled(result: Result, times: Times) -> Row:
+def _times_row(result: Result, times: Times) -> Row:
     """Returns the modelled times of a program."""
-    faster = times.speed_up
+    speed_up = times.speed_up
     period = times.period
     return {
         "algorithm": result.label,
         "step": duration(times.step),
         "sync": duration(times.sync + times.every),
         "mean step": duration(times.mean),
-        "speed-up": MISSING if faster is None else f"{faster:.3g}×",
+        "speed-up": MISSING if speed_up is None else f"{speed_up:.3g}×",
         "below 5%": MISSING if period is None else f"period {period}",
     }
 
 
-def _sent(result: Result, when: str) -> str:
+def _sent(result: Result, findings: Findings, when: str) -> str:
     """Returns the bytes that a chip sends to other workers in each step or sync.
 
     If syncs differ, it is the one that sends the most.
     """
-    rows = result.answer.get("traffic")
-    if rows is None:
+    if findings.traffic is None:
         return MISSING
-    sent = sum(row["bytes"] for row in times.rows_of(rows, ACROSS, when))
-    if when == SYNC and sent:
-        sent *= max(times.shares(result.answer, result.job.period))
-        if not sent:  # the run is too short for a sync
+    rows = times.select_rows(findings.traffic, ACROSS, when)
+    sent_bytes = sum(row.bytes for row in rows)
+    if when == SYNC and sent_bytes:
+        sent_bytes *= max(times.shares(findings, result.job.period))
+        if not sent_bytes:  # the run is too short for a sync
             return MISSING
-    return size(sent)
+    return size(sent_bytes)
 
 
 def _agreement(result: Result) -> str:
     """Returns whether the ledger and the compiler agree, in one or two words."""
     comparison = result.comparison
     if comparison is None:
-        return MISSING if result.answer.get("traffic") is None else "not counted"
+        return MISSING if result.traffic is None else "not counted"
     if comparison.is_equal:
         return "equal"
     return "explained" if comparison.why else "differs"
 
 
-def _collectives(traffic: Iterable[times.Row]) -> str:
+def _collectives(rows: Sequence[TrafficRow]) -> str:
     """Returns the collectives across workers: "a sync: 4 all_reduce f32 of 16"."""
     parts = []
     for when in (SYNC, STEP):
-        calls = Counter()
-        types = defaultdict(set)
-        for row in times.rows_of(traffic, ACROSS, when):
-            calls[row["kind"], row["group"]] += row["calls"]
-            types[row["kind"], row["group"]].update(row["dtypes"])
-        alike = [
+        calls: Counter[tuple[str, int]] = Counter()
+        types: dict[tuple[str, int], set[str]] = defaultdict(set)
+        for row in times.select_rows(rows, ACROSS, when):
+            calls[row.kind, row.group] += row.calls
+            types[row.kind, row.group].update(row.dtypes)
+        collectives = [
             f"{calls[kind, group]} {kind} {'/'.join(sorted(dtypes))} of {group}"
             for (kind, group), dtypes in sorted(types.items())
         ]
-        parts += [f"a {when}: {', '.join(alike)}"] if alike else []
+        if collectives:
+            parts.append(f"a {when}: {', '.join(collectives)}")
     return "; ".join(parts) or MISSING
 
 
-def _traffic(rows: Iterable[times.Row]) -> Table:
+def _traffic_table(rows: Iterable[TrafficRow]) -> Table:
     """Returns a table of a program's collectives, with all branches joined."""
-    heads = ["scope", "each", "network", "kind", "type"]
-    heads += ["calls", "group", "bytes", "overlapped"]
-    merged = defaultdict(Counter)
+    sums: dict[tuple[str, ...], Counter[str]] = defaultdict(Counter)
     for row in rows:
-        names = row["scope"], row["when"], row["network"], row["kind"]
-        key = *names, " ".join(row["dtypes"]), str(row["group"])
-        merged[key].update({x: row[x] for x in ("calls", "bytes", "overlapped")})
+        dtypes = " ".join(row.dtypes)
+        group = str(row.group)
+        key = (row.scope, row.when, row.network, row.kind, dtypes, group)
+        sums[key].update(
+            calls=row.calls,
+            bytes=row.bytes,  # pyright: ignore[reportArgumentType]: any number adds up
+            overlapped=row.overlapped,
+        )
     rows_of_table = []
-    for (*names, group), x in sorted(merged.items()):
-        beside = f"{x['overlapped']} of {x['calls']}" if x["overlapped"] else "no"
-        cells = *names, str(x["calls"]), group, size(x["bytes"]), beside
-        rows_of_table.append(dict(zip(heads, cells, strict=True)))
+    for (scope, when, network, kind, dtypes, group), totals in sorted(sums.items()):
+        overlapped = "no"
+        if totals["overlapped"]:
+            overlapped = f"{totals['overlapped']} of {totals['calls']}"
+        row_of_table = {
+            "scope": scope,
+            "each": when,
+            "network": network,
+            "kind": kind,
+            "type": dtypes,
+            "calls": str(totals["calls"]),
+            "group": group,
+            "bytes": size(totals["bytes"]),
+            "overlapped": overlapped,
+        }
+        rows_of_table.append(row_of_table)
     return rows_of_table
 
 
 def _reasons(results: Iterable[Result]) -> list[str]:
     """Returns why programs are missing, or differ from the ledger's counts."""
-    return [
-        f"{x.label}: {'; '.join(_of_ledger(x))}"
-        for x in results
-        if not x.is_done or (x.comparison and not x.comparison.is_equal)
-    ]
+    reasons = []
+    for result in results:
+        differs = result.comparison is not None and not result.comparison.is_equal
+        if differs or not result.is_done:
+            reasons.append(f"{result.label}: {'; '.join(_ledger_lines(result))}")
+    return reasons
 
 
-def _of_memory(result: Result) -> list[str]:
+def _memory_lines(result: Result) -> list[str]:
     """Returns lines about a chip's memory; none without a program."""
-    answer = result.answer
-    lines = []
-    if not result.is_done:
+    findings = result.answer.findings
+    lines: list[str] = []
+    if findings is None or not result.is_done:
         return lines
-    memory = answer.get("memory")
-    if memory:
-        shown = {name: size(count) for name, count in memory.items()}
+    memory = findings.memory
+    if memory is not None:
         lines.append(
-            f"a chip: arguments {shown['arguments']}, temporary {shown['temporary']}, "
-            f"outputs {shown['outputs']}, of which {shown['aliased']} in place of "
-            "arguments"
+            f"a chip: arguments {size(memory.arguments)}, temporary "
+            f"{size(memory.temporary)}, outputs {size(memory.outputs)}, of which "
+            f"{size(memory.aliased)} in place of arguments"
         )
-    names = {"params": "params", "opt_state": "optimizer", "sync": "strategy"}
-    parts = (f"{noun} {size(answer['state'][x])}" for x, noun in names.items())
-    lines.append(f"of the arguments: {', '.join(parts)}")
+    state = findings.state
+    lines.append(
+        f"of the arguments: params {size(state['params'])}, optimizer "
+        f"{size(state['opt_state'])}, strategy {size(state['sync'])}"
+    )
     if result.fits is False:
-        lines += filter(None, [compilers_words(answer)])
-        leaves = [f"{x['name']} {size(x['bytes'])}" for x in answer["largest"]]
+        quotation = quote_compiler(findings)
+        if quotation:
+            lines.append(quotation)
+        leaves = [f"{leaf.name} {size(leaf.bytes)}" for leaf in findings.largest]
         lines.append(f"largest leaves on a chip: {', '.join(leaves)}")
     return lines
 
 
-def _of_ledger(result: Result) -> list[str]:
+def _ledger_lines(result: Result) -> list[str]:
     """Returns lines that compare the ledger's bytes with those of the program.
 
     Without a program, it is the line that says why.
     """
-    compared = result.comparison
-    if not result.is_done:
+    findings = result.answer.findings
+    comparison = result.comparison
+    if findings is None or not result.is_done:
         return [outcome(result.answer)]
-    if compared is None:
-        why = result.answer.get("uncounted")
-        return [f"ledger: {why}"] if why else []
+    if comparison is None:
+        return [f"ledger: {findings.uncounted}"] if findings.uncounted else []
     lines = [
         f"{row.kind}: the ledger counts {size(row.counted)} of "
         f"{_several(row.calls, 'array')}, the program sends {size(row.found)} by "
         f"{_several(row.collectives, 'collective')}"
-        for row in compared.rows
+        for row in comparison.rows
     ]
-    if compared.is_equal:
+    if comparison.is_equal:
         return [*lines, "the ledger and the program are equal"]
-    return [*lines, *(compared.why or ("the difference is not explained",))]
+    return [*lines, *(comparison.why or ("the difference is not explained",))]
 
 
 def _notes(target: Target, config: AimConfig) -> list[str]:

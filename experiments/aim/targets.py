@@ -44,19 +44,19 @@ class Chip(NamedTuple):
     description: str = ""
 
 
-def _chip(platform: str, name: str, figures: dict[str, Any]) -> Chip:
+def _make_chip(platform: str, name: str, figures: dict[str, Any]) -> Chip:
     """Returns a chip of the file, with the links of its platform."""
-    of_all = PLATFORMS[platform]
-    own = {**figures}
-    device = {"memory": own["memory"], **own.pop("device", {})}
-    template = string.Template(of_all.get("description", ""))
-    own["description"] = template.substitute(device)
-    own["link_sources"] = tuple(own.get("link_sources", [own["source"]] * 2))
+    platform_figures = PLATFORMS[platform]
+    fields = {**figures}
+    device = {"memory": fields["memory"], **fields.pop("device", {})}
+    template = string.Template(platform_figures.get("description", ""))
+    fields["description"] = template.substitute(device)
+    fields["link_sources"] = tuple(fields.get("link_sources", [fields["source"]] * 2))
     for link in ("inside", "between"):
-        kind = of_all[link]["name"]
-        latency = of_all[link]["latency"]
-        own[link] = Network(f"{kind} of {name}", own[link], latency)
-    return Chip(platform, name, **own)
+        kind = platform_figures[link]["name"]
+        latency = platform_figures[link]["latency"]
+        fields[link] = Network(f"{kind} of {name}", fields[link], latency)
+    return Chip(platform, name, **fields)
 
 
 # Each platform's compiler, environment, links and chips.
@@ -64,14 +64,17 @@ PLATFORMS: dict[str, Any] = tomllib.loads(
     Path(__file__).with_name("chips.toml").read_text("utf-8")
 )
 # Chips by platform and name: "tpu:v5e".
-CHIPS = {
-    f"{platform}:{name}": _chip(platform, name, figures)
-    for platform, of_all in PLATFORMS.items()
-    for name, figures in of_all["chips"].items()
-}
+CHIPS: dict[str, Chip] = {}
+for _platform, _platform_figures in PLATFORMS.items():
+    for _name, _figures in _platform_figures["chips"].items():
+        CHIPS[f"{_platform}:{_name}"] = _make_chip(_platform, _name, _figures)
 # Virtual devices of one machine, in place of machines on Ethernet.
 CPU = Chip(
-    *("cpu", "cpu", None, None, "no published figures: machines differ"),
+    platform="cpu",
+    name="cpu",
+    memory=None,
+    flops=None,
+    source="no published figures: machines differ",
     inside=network.parse("10gbe"),
     between=network.parse("10gbe"),
     link_sources=(f"IEEE 802.3ae, {network.PRESETS['10gbe']}",) * 2,
@@ -112,7 +115,7 @@ class Target(NamedTuple):
         return self.slices * math.prod(self.shape)
 
     @property
-    def shown(self) -> str:
+    def full_name(self) -> str:
         """The name with the number of slices, if there are several."""
         if self.slices > 1:
             return f"{self.text} × {self.slices} slices"
@@ -160,13 +163,13 @@ def parse(text: str, slices: int = 1) -> Target:
             f"them, such as {platform}:{kind}:{chip.example}"
         )
     shape = tuple(int(n) for n in grid.split("x"))
-    reason = _impossible(chip, shape)
+    reason = _find_impossible(chip, shape)
     if reason is not None:
         raise ValueError(f"target {checks.shown(text)}: {reason}")
     return Target(name, chip, shape, slices)
 
 
-def _impossible(chip: Chip, shape: tuple[int, ...]) -> str | None:
+def _find_impossible(chip: Chip, shape: tuple[int, ...]) -> str | None:
     """Returns why no slice or host has this shape; None if one has."""
     axes = chip.example.count("x") + 1
     if len(shape) != axes:
@@ -199,20 +202,20 @@ def environment(target: Target) -> dict[str, str]:
 
 def check_compiler(target: Target) -> None:
     """Raises a BadRequest if the target's compiler is not installed."""
-    known = PLATFORMS[target.platform].get("compiler")
-    if known and importlib.util.find_spec(known["module"]) is None:
+    compiler = PLATFORMS[target.platform].get("compiler")
+    if compiler and importlib.util.find_spec(compiler["module"]) is None:
         raise BadRequest(
             f"--target {target.text}: its compiler is not installed: run pip install "
-            f"-e '.[experiments,{known['extra']}]' in the checkout of syncalgos"
+            f"-e '.[experiments,{compiler['extra']}]' in the checkout of syncalgos"
         )
 
 
 def compiler_version(target: Target) -> dict[str, str]:
     """Returns the version of the target's compiler by its package's name."""
-    known = PLATFORMS[target.platform].get("compiler")
-    if known is None:
+    compiler = PLATFORMS[target.platform].get("compiler")
+    if compiler is None:
         return {}
-    package = known["module"].replace("_", "-")
+    package = compiler["module"].replace("_", "-")
     return {package: importlib.metadata.version(package)}
 
 
@@ -240,22 +243,23 @@ def devices(target: Target) -> tuple[Device, ...]:
     return tuple(sorted(unordered, key=lambda x: (place_of(x), x.process_index, x.id)))
 
 
-def _topology(target: Target) -> dict:
+def _topology(target: Target) -> dict[str, Any]:
     """Returns the arguments of jax's `get_topology_desc`."""
     if target.platform == "cuda":
-        hosts, each = target.shape
+        hosts, host_gpus = target.shape
         return {
             "platform": "cuda",
             "topology_name": target.chip.name,
-            "topology": f"1x{hosts}x{each}",
+            "topology": f"1x{hosts}x{host_gpus}",
             "target_config": target.chip.description,
         }
-    asked: dict = {"platform": "tpu", "topology_name": target.text.removeprefix("tpu:")}
+    name = target.text.removeprefix("tpu:")
+    arguments: dict[str, Any] = {"platform": "tpu", "topology_name": name}
     if target.slices > 1:
-        asked["num_slices"] = target.slices
+        arguments["num_slices"] = target.slices
     if target.chip.name == "v4":  # a chip is one device, as jax has it on Cloud TPUs
-        asked["chip_config_name"] = "megacore"
-    return asked
+        arguments["chip_config_name"] = "megacore"
+    return arguments
 
 
 def place_of(device: Device) -> int:

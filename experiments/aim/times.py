@@ -1,11 +1,14 @@
 """The traffic of a compiled program, and the modelled time of its steps and syncs."""
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import replace
+from fractions import Fraction
+from typing import NamedTuple
 
 from experiments.aim import hlo, targets
+from experiments.aim.answer import Counts, Findings, TrafficRow
 from experiments.aim.config import MFU, Job
 from experiments.training.sends import from_json
 from syncalgos.network import Network, cost, smallest_period, wall_clock
@@ -16,102 +19,118 @@ SYNC = "sync"
 STEP = "step"
 DISPATCH = "dispatch"
 SMALL = 0.05  # the fraction of the time below which communication counts as small
-Row = dict[str, Any]  # see `traffic`
-Answer = Mapping[str, Any]  # of the process that compiled a program
 
 
-def rows_of(rows: Iterable[Row], scope: str, when: str) -> list[Row]:
+def select_rows(rows: Iterable[TrafficRow], scope: str, when: str) -> list[TrafficRow]:
     """Returns the rows with a scope and a time."""
-    return [row for row in rows if (row["scope"], row["when"]) == (scope, when)]
+    return [row for row in rows if (row.scope, row.when) == (scope, when)]
+
+
+class _Placed(NamedTuple):
+    """A collective, with its groups as positions in the program's mesh."""
+
+    collective: hlo.Collective
+    groups: list[list[int]]
 
 
 def traffic(
-    collectives: Iterable[hlo.Collective], devices: Sequence[targets.Device], each: int
-) -> list[Row]:
+    collectives: Iterable[hlo.Collective],
+    devices: Sequence[targets.Device],
+    worker_devices: int,
+) -> list[TrafficRow]:
     """Returns what a program sends, with similar collectives in one row.
 
     Args:
         collectives: those of a program compiled for more than one local step: without
             a loop, all of a step would count as part of the dispatch.
         devices: the devices in the order of the program's mesh, worker by worker.
-        each: number of devices of a worker.
-
-    A row's bytes include repetitions in loops within a step, such as over layers. Its
-    keys, as in JSON:
-
-    scope: "across workers", or "inside a worker" if only its devices take part.
-    when: "sync", only in a branch; "step", at each local step; "dispatch", once per
-        program, outside of the loop over local steps.
-    network: "inside" a slice or host, or "between" them if devices that take part
-        are in different ones.
-    kind: the collective's name in the ledger.
-    calls: number of collectives in one such sync, step or dispatch.
-    group: number of devices that take part together; 2 for a permutation.
-    bytes: bytes that a device sends by rings in one sync, step or dispatch; if only
-        some devices take part in permutations, those of the busiest device.
-    overlapped: number of the calls during which something is computed.
-    rings: for "between", the number of a group's devices in one place. As many
-        rings can pass from place to place, each over its own device's adapter,
-        which then carries bytes / rings, as with NCCL. 1 for permutations and
-        all-to-alls, and for TPU slices, where the compiler itself cuts arrays for
-        all devices.
-    choice: the conditional of a sync. Of the rows with the same choice, a step
-        sends those of one branch.
-    branch: the branch of that conditional.
-    dtypes: types of the sent arrays.
-    promoted: number of the calls whose type the compiler has widened.
+        worker_devices: number of devices of a worker.
     """
-    rows: dict[str, Row] = {}
-    ids = {device.id: i for i, device in enumerate(devices)}
+    collectives_by_row: dict[TrafficRow, list[_Placed]] = {}
+    positions = {device.id: i for i, device in enumerate(devices)}
     places = [targets.place_of(device) for device in devices]
-    for sent in collectives:
-        groups = sent.groups
-        if sent.slices:  # the groups within a slice stand for all slices
-            groups = [[ids[device] for device in group] for group in groups]
+    for collective in collectives:
+        groups = []
+        for members in collective.groups:
+            if collective.slices:  # the groups within a slice stand for all slices
+                groups.append([positions[device_id] for device_id in members])
+            else:
+                groups.append(members)
         if len(groups[0]) == 1:
             continue
-        new = _row(sent, groups, places, each)
-        row = rows.setdefault(str(new), new)
-        row["calls"] += sent.times
-        row["overlapped"] += sent.times * sent.overlapped
-        row["promoted"] += sent.times * sent.promoted
-        for device in [x[0] for x in groups] if sent.kind == "permute" else [0]:
-            row["bytes"][device] += sent.times * sent.bytes
-    syncs = {x["choice"] for x in rows.values() if x["scope"] == ACROSS}
-    for row in rows.values():
-        row["bytes"] = float(max(row["bytes"].values()))
+        row = _empty_row(collective, groups, places, worker_devices)
+        similar_collectives = collectives_by_row.setdefault(row, [])
+        similar_collectives.append(_Placed(collective, groups))
+    sync_choices = {row.choice for row in collectives_by_row if row.scope == ACROSS}
+    rows = []
+    for row, similar_collectives in collectives_by_row.items():
+        when = row.when
         # Compilers add conditionals that cut products into windows, in every step.
-        if row["when"] == SYNC and row["choice"] not in syncs:
-            row["when"] = STEP
-    return [*rows.values()]
+        if when == SYNC and row.choice not in sync_choices:
+            when = STEP
+        alike = [placed.collective for placed in similar_collectives]
+        full_row = replace(
+            row,
+            when=when,
+            calls=sum(x.times for x in alike),
+            bytes=_busiest_bytes(similar_collectives),
+            overlapped=sum(x.times * x.overlapped for x in alike),
+            promoted=sum(x.times * x.promoted for x in alike),
+        )
+        rows.append(full_row)
+    return rows
 
 
-def _row(
-    sent: hlo.Collective, groups: list[list[int]], places: list[int], each: int
-) -> Row:
-    """Returns the row of a collective, before anything is summed: bytes by device."""
-    is_across = any(len({i // each for i in group}) > 1 for group in groups)
-    on_places = [[places[i] for i in group] for group in groups]
-    crossing = [x for x in on_places if len({*x}) > 1]
+def _busiest_bytes(similar_collectives: Iterable[_Placed]) -> float:
+    """Returns the bytes of the device that sends the most."""
+    bytes_by_device: dict[int, Fraction] = defaultdict(Fraction)
+    for collective, groups in similar_collectives:
+        senders = [0]  # stands for all: each sends as much
+        if collective.kind == "permute":
+            senders = [pair[0] for pair in groups]
+        for device in senders:
+            bytes_by_device[device] += collective.times * collective.bytes
+    return float(max(bytes_by_device.values()))
+
+
+def _empty_row(
+    collective: hlo.Collective,
+    groups: list[list[int]],
+    places: list[int],
+    worker_devices: int,
+) -> TrafficRow:
+    """Returns the row of a collective, before anything is summed."""
+    scope = INSIDE
+    crossing_groups = []
+    for group in groups:
+        workers = {device // worker_devices for device in group}
+        if len(workers) > 1:
+            scope = ACROSS
+        group_places = [places[device] for device in group]
+        if len({*group_places}) > 1:
+            crossing_groups.append(group_places)
     # Permutations and all-to-alls use no rings. For the others, it is the smallest
     # number of devices of a group in one place.
-    by_rings = crossing if sent.kind not in ("permute", "all_to_all") else ()
-    choice, branch = sent.choices[-1] if sent.choices else ("", "")
-    return {
-        "scope": ACROSS if is_across else INSIDE,
-        "when": SYNC if choice else STEP if sent.is_looped else DISPATCH,
-        "network": "between" if crossing else "inside",
-        "kind": sent.kind,
-        "calls": 0,
-        "group": len(groups[0]),
-        "bytes": Counter(),
-        "overlapped": 0,
-        "rings": min((min(map(x.count, x)) for x in by_rings), default=1),
-        "choice": choice,
-        "branch": branch,
-        "dtypes": [*sent.dtypes],
-        "promoted": 0,
-    }
+    num_rings = 1
+    if crossing_groups and collective.kind not in ("permute", "all_to_all"):
+        num_rings = min(min(Counter(x).values()) for x in crossing_groups)
+    choice = ""
+    branch = ""
+    when = STEP if collective.is_looped else DISPATCH
+    if collective.choices:
+        choice, branch = collective.choices[-1]
+        when = SYNC
+    return TrafficRow(
+        scope=scope,
+        when=when,
+        network="between" if crossing_groups else "inside",
+        kind=collective.kind,
+        group=len(groups[0]),
+        rings=num_rings,
+        choice=choice,
+        branch=branch,
+        dtypes=tuple(collective.dtypes),
+    )
 
 
 class Times(NamedTuple):
@@ -143,114 +162,156 @@ class Times(NamedTuple):
     speed_up: float | None = None
 
 
-def modelled(
-    answer: Answer, job: Job, network: Network | None, step_time: float | None
+def model_times(
+    findings: Findings, job: Job, network: Network | None, step_time: float | None
 ) -> Times | None:
     """Returns the modelled times of a program; None without a program or a peak.
 
     Args:
-        answer: the result of `compile.compiled`.
+        findings: the findings in the program.
         job: what was compiled.
         network: network between workers, in place of the target's own; the chips of a
             worker share it.
         step_time: seconds of a local step's compute, in place of an estimate from its
             operations.
     """
-    rows = answer.get("traffic")
-    flops = answer.get("flops", {})
+    rows = findings.traffic
     chip = job.target.chip
     if rows is None or not (step_time or chip.flops):
         return None
     peak = MFU * (chip.flops or math.inf)
-    compute = step_time or flops["step"] / peak
-    own = {"inside": chip.inside, "between": chip.between}
-    links = {INSIDE: own, ACROSS: own}
+    compute = step_time or findings.flops.step / peak
+    target_links = {"inside": chip.inside, "between": chip.between}
+    links = {INSIDE: target_links, ACROSS: target_links}
     if network:
-        links[ACROSS] = dict.fromkeys(own, network)
-        rows = [_by_one_link(row, answer) for row in rows]
+        links[ACROSS] = dict.fromkeys(target_links, network)
+        rows = [_over_one_link(row, findings) for row in rows]
 
-    def seconds(scope: str, when: str) -> tuple[float, float]:
-        return _seconds(rows_of(rows, scope, when), links[scope])
+    def send_seconds(scope: str, when: str) -> SendSeconds:
+        return _send_seconds(select_rows(rows, scope, when), links[scope])
 
-    waited, hidden = seconds(INSIDE, STEP)
-    step = max(compute, hidden) + waited
-    every, beside = seconds(ACROSS, STEP)
-    every += max(0.0, beside - max(0.0, compute - hidden))
-    once = sum(seconds(ACROSS, DISPATCH)) / answer["dispatch_steps"]
-    branches = sum(seconds(ACROSS, SYNC)) + sum(seconds(INSIDE, SYNC))
-    branches += flops["sync"] / peak
-    costs = [branches * share for share in shares(answer, job.period)]
+    inside_seconds = send_seconds(INSIDE, STEP)
+    step = max(compute, inside_seconds.hidden) + inside_seconds.waited
+    across_seconds = send_seconds(ACROSS, STEP)
+    remaining_compute = max(0.0, compute - inside_seconds.hidden)
+    every = across_seconds.waited + max(0.0, across_seconds.hidden - remaining_compute)
+    dispatch_seconds = send_seconds(ACROSS, DISPATCH).total / findings.dispatch_steps
+    branch_seconds = send_seconds(ACROSS, SYNC).total + send_seconds(INSIDE, SYNC).total
+    branch_seconds += findings.flops.sync / peak
+    sync_costs = [branch_seconds * share for share in shares(findings, job.period)]
     # `every` already counts the waiting for what each step sends.
-    ended = wall_clock(costs, step + every, answer["delay"])
-    mean = float(ended[-1]) / len(costs) + once
-    period = job.period
-    own = job.config.arguments.items()
-    # Syncs of another period do not become rarer with this one.
-    if period and any(x for name, x in own if name.endswith("_period")):
-        late = costs[-max(1, len(costs) // period // 2) * period :]
-        period = None if len({*late}) > 2 else period
+    step_ends = wall_clock(sync_costs, step + every, findings.delay)
+    mean = float(step_ends[-1]) / len(sync_costs) + dispatch_seconds
     return Times(
         network=network.name if network else "",
         compute=compute,
         step=step,
         every=every,
-        sync=max(costs),
+        sync=max(sync_costs),
         mean=mean,
         share=1 - step / mean,
-        period=period
-        and smallest_period(costs, period, step, SMALL, answer["delay"], every + once),
+        period=_enough_period(
+            sync_costs, job, step, findings.delay, every + dispatch_seconds
+        ),
     )
 
 
-def _by_one_link(row: Row, answer: Answer) -> Row:
+def _enough_period(
+    sync_costs: Sequence[float],
+    job: Job,
+    step_seconds: float,
+    delay: int,
+    constant_seconds: float,
+) -> int | None:
+    """Returns the smallest period with little communication; see `Times.period`."""
+    period = job.period
+    if not period:
+        return None
+    arguments = job.config.arguments.items()
+    # Syncs of another period do not become rarer with this one.
+    if any(value for name, value in arguments if name.endswith("_period")):
+        late_costs = sync_costs[-max(1, len(sync_costs) // period // 2) * period :]
+        if len({*late_costs}) > 2:
+            return None
+    return smallest_period(
+        sync_costs, period, step_seconds, SMALL, delay, constant_seconds
+    )
+
+
+def _over_one_link(row: TrafficRow, findings: Findings) -> TrafficRow:
     """Returns a row as if all chips of a worker sent it together over one link."""
-    if row["scope"] != ACROSS:
+    if row.scope != ACROSS:
         return row
-    chips = math.prod(answer["mesh"].values())
+    chips = math.prod(findings.mesh.values())
     # A ring through all chips of the workers uses the link in one hop of `members`.
-    members = max(1, row["group"] // (answer["workers"] // answer["lanes"]))
-    size = row["bytes"] * chips / members
-    group = row["group"] // members
-    return {**row, "bytes": size, "group": group, "rings": 1}
+    members = max(1, row.group // (findings.workers // findings.lanes))
+    return replace(
+        row,
+        bytes=row.bytes * chips / members,
+        group=row.group // members,
+        rings=1,
+    )
 
 
-def _seconds(rows: Iterable[Row], links: Mapping[str, Network]) -> tuple[float, float]:
-    """Returns the seconds of rows by the α-β model, one collective after the other.
+class SendSeconds(NamedTuple):
+    """The modelled seconds of collectives.
 
-    The first are waited for, the second overlap with other work.
+    Attributes:
+        waited: seconds that a step waits for.
+        hidden: seconds that overlap with other work.
     """
-    waited = hidden = 0.0
+
+    waited: float
+    hidden: float
+
+    @property
+    def total(self) -> float:
+        """All seconds."""
+        return self.waited + self.hidden
+
+
+def _send_seconds(
+    rows: Iterable[TrafficRow], links: Mapping[str, Network]
+) -> SendSeconds:
+    """Returns the seconds of rows by the α-β model, one collective after the other."""
+    waited = 0.0
+    hidden = 0.0
     for row in rows:
-        # Between hosts each ring uses a separate adapter.
-        size = row["bytes"] / (row["rings"] if row["network"] == "between" else 1)
-        sent = {row["kind"]: (size, row["calls"])}
-        seconds = cost(sent, links[row["network"]], row["group"])
-        beside = row["overlapped"] / row["calls"] if row["calls"] else 0.0
-        waited += seconds * (1 - beside)
-        hidden += seconds * beside
-    return waited, hidden
+        row_bytes = row.bytes
+        if row.network == "between":  # each ring uses a separate adapter
+            row_bytes /= row.rings
+        messages = {row.kind: (row_bytes, row.calls)}
+        seconds = cost(messages, links[row.network], row.group)
+        hidden_share = row.overlapped / row.calls if row.calls else 0.0
+        waited += seconds * (1 - hidden_share)
+        hidden += seconds * hidden_share
+    return SendSeconds(waited, hidden)
 
 
-def shares(answer: Answer, period: int | None) -> Sequence[float]:
+def shares(findings: Findings, period: int | None) -> Sequence[float]:
     """Returns the fraction of all branches' sends that each step of the run sends.
 
     A program shows all branches of a step; the ledger says which of them a step takes.
     The time of a branch is assumed to be proportional to its bytes.
 
     Args:
-        answer: the result of `compile.compiled`.
+        findings: the findings in the program.
         period: the algorithm's period, if it has one.
     """
-    if answer["sends"] is None:  # only a run shows it: assume a sync at each chance
-        return [float((i + 1) % (period or 1) == 0) for i in range(answer["steps"])]
-    found = from_json(answer["sends"])
-    ledger = answer["ledger"]
-    always = _bytes(ledger["always"])
-    whole = _bytes(ledger["branched"])
-    sent = map(_bytes, found.kinds)
-    of_kinds = [max(0.0, x - always) / whole if whole else 0.0 for x in sent]
-    return [of_kinds[kind] for kind in found.steps]
+    if findings.sends is None or findings.ledger is None:
+        # Only a run shows them: assume a sync at each chance.
+        sync_period = period or 1
+        return [float((i + 1) % sync_period == 0) for i in range(findings.steps)]
+    sends = from_json(findings.sends)
+    always_bytes = _sum_bytes(findings.ledger.always)
+    branched_bytes = _sum_bytes(findings.ledger.branched)
+    shares_by_kind = []
+    for messages in sends.kinds:
+        extra_bytes = max(0.0, _sum_bytes(messages) - always_bytes)
+        share = extra_bytes / branched_bytes if branched_bytes else 0.0
+        shares_by_kind.append(share)
+    return [shares_by_kind[kind] for kind in sends.steps]
 
 
-def _bytes(counts: Mapping[str, Sequence[float]]) -> float:
+def _sum_bytes(counts: Counts) -> float:
     return sum(size for size, _ in counts.values())

@@ -76,7 +76,7 @@ def compared(name, workers, devices):
         sent[one.kind] += float(one.bytes * one.times)
         calls[one.kind] += one.times
     rows = times.traffic(collectives, devices, each)
-    rows = [x for x in rows if x["scope"] == times.ACROSS]
+    rows = [x for x in rows if x.scope == times.ACROSS]
     memory = compiled.memory_analysis()
     assert memory is not None
     return {
@@ -84,8 +84,8 @@ def compared(name, workers, devices):
         "counted_calls": meshed.counted(trainer, lowered.state, "calls"),
         "sent": sent,
         "calls": calls,
-        "when": sorted({x["when"] for x in rows} - {times.DISPATCH}),
-        "networks": sorted({x["network"] for x in rows}),
+        "when": sorted({x.when for x in rows} - {times.DISPATCH}),
+        "networks": sorted({x.network for x in rows}),
         "aliased": memory.alias_size_in_bytes,
         "state": sum(device_bytes(lowered.state).values()),
     }

@@ -17,9 +17,10 @@ from tiers import tiers
 
 import syncalgos as sa
 from experiments.aim import config, tables, times
+from experiments.aim.answer import Answer, Findings
 from experiments.aim.targets import parse
 from experiments.command.errors import BadRequest
-from experiments.study.command_line import VariantWords
+from experiments.study.variants import Variant
 from experiments.training.config import RunConfig
 from syncalgos.network import Network
 
@@ -310,10 +311,10 @@ RECORD = {
 
 def modelled(rows, period=None, network=None, seconds=1.0, own=None, **others):
     """The times of a program's findings, of 8 steps, by an algorithm's period."""
-    record = {**RECORD, "traffic": rows, **others}
+    findings = Findings.from_json({**RECORD, "traffic": rows, **others})
     run = RunConfig(arguments=({"period": period} if period else {}) | (own or {}))
-    job = config.Job(TPU, VariantWords("bmuf", "bmuf"), (), run)
-    told = times.modelled(record, job, network, seconds)
+    job = config.Job(TPU, Variant("bmuf", "bmuf", run), (), run)
+    told = times.model_times(findings, job, network, seconds)
     assert told is not None
     return told
 
@@ -418,8 +419,11 @@ def test_a_speed_up_is_over_the_same_work():
     algos = ",".join(["sync_sgd", "bmuf", *(f"bmuf {x}" for x in own)])
     words = ["--target=cpu:4", "--step-time=1", "--task=imagenet_synthetic"]
     asked = config.read([*words, f"--algos={algos}"])
-    answers = [RECORD | {"batch_size": x.config.batch_size} for x in asked.jobs]
-    found = [x.times[0].speed_up for x in tables.results(asked, answers)]
+    answers = [
+        Answer.from_json(RECORD | {"batch_size": job.config.batch_size})
+        for job in asked.jobs
+    ]
+    found = [x.times[0].speed_up for x in tables.make_results(asked, answers)]
     assert found == [1, 1, None, None, None, None]
 
 
@@ -461,15 +465,19 @@ def test_a_delay_hides_a_sync_behind_the_steps_after_it():
 # The ledger beside the compiler
 
 
-def answer(rows, counted, **others):
+def compare(rows, counted, **others):
+    """Compares a program's rows with the ledger's counts."""
     ledger = {"always": {}, "branched": counted}
-    given = {"lanes": 1, "workers": 4, "slices": 1, "mesh": {}}
-    return {**given, "traffic": rows, "ledger": ledger, **others}
+    facts = {"lanes": 1, "workers": 4, "slices": 1, "mesh": {}}
+    findings = Findings.from_json(
+        {**facts, "traffic": rows, "ledger": ledger, **others}
+    )
+    return tables.compare_ledger(findings)
 
 
 def test_equal_bytes_of_a_kind_are_equal_however_many_calls_there_are():
     rows = [row(size=40.0), row("step", size=60.0), row("dispatch", size=7.0)]
-    found = tables.compared(answer(rows, {"all_reduce": [100.0, 5]}))
+    found = compare(rows, {"all_reduce": [100.0, 5]})
     assert found is not None and found.is_equal and found.why == ()
     [beside] = found.rows
     assert (beside.calls, beside.collectives) == (5, 2)
@@ -501,7 +509,7 @@ def test_equal_bytes_of_a_kind_are_equal_however_many_calls_there_are():
     ],
 )
 def test_a_difference_has_its_name_or_none(rows, counted, others, why):
-    found = tables.compared(answer(rows, {"all_reduce": [4.0, 1], **counted}, **others))
+    found = compare(rows, {"all_reduce": [4.0, 1], **counted}, **others)
     assert found is not None and not found.is_equal
     assert len(found.why) == len(why)
     assert all(text in said for text, said in zip(why, found.why, strict=True))
@@ -509,8 +517,8 @@ def test_a_difference_has_its_name_or_none(rows, counted, others, why):
 
 def test_memory_that_is_missing_is_told_from_other_refusals():
     refused = "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM"
-    assert tables.is_too_large({"refused": refused})
-    assert not tables.is_too_large({"refused": "INTERNAL: a bug"})
+    assert Findings.from_json({"refused": refused}).is_too_large
+    assert not Findings.from_json({"refused": "INTERNAL: a bug"}).is_too_large
 
 
 # TPUs
@@ -611,3 +619,29 @@ def test_a_shared_flag_need_not_be_one_of_the_baseline_that_is_added():
     assert labels == ["bmuf", "diloco", "sync_sgd"]
     are_asked = [job.variant in asked.variants for job in asked.jobs]
     assert are_asked == [True, True, False]
+
+
+@pytest.mark.parametrize("name", ["h100", "v5e", "v5e-slices", "v5p"])
+def test_an_answer_is_written_as_it_was_read(name):
+    record = ROOT / "docs" / "records" / "wire" / f"{name}.json"
+    for program in load(record.read_text())["programs"]:
+        content = Answer.from_json(program).to_json()
+        assert list(content) == [key for key in program if key in content]
+        # Flops, leaves and memory had more keys.
+        for name in ("traffic", "sends", "state", "ledger", "compile_seconds"):
+            assert content[name] == program[name]
+
+
+@pytest.mark.parametrize(
+    "content", [{"error": "no"}, {"failed": "signal 9"}, {"timeout": 0.5}]
+)
+def test_an_answer_without_findings_says_why(content):
+    assert Answer.from_json(content).to_json() == content
+
+
+def test_a_batch_may_be_smaller_than_the_default_number_of_workers():
+    words = ["--target", "cpu:2,cpu:4", "--algos", "bmuf", "--batch-size", "4"]
+    jobs = config.read(words).jobs
+    assert [job.config.workers for job in jobs] == [2, 2, 4, 4]
+    with pytest.raises(BadRequest, match=r"4.*8"):
+        config.read([*words, "--target", "cpu:8"])

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from experiments.aim.compile import Flops, flops
+from experiments.aim.compile import Flops, count_flops
 
 A = 3
 B = 5
@@ -15,7 +15,7 @@ D = 4
 
 def counted(function, *shapes):
     arrays = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
-    return flops(jax.make_jaxpr(function)(*arrays))
+    return count_flops(jax.make_jaxpr(function)(*arrays))
 
 
 def exactly(count):

@@ -39,7 +39,7 @@ def rows_of(*collectives, devices=HOSTS, each=1):
 )
 def test_scope_is_that_of_the_workers(each, scope):
     [row] = rows_of(sent(), each=each)
-    assert row["scope"] == scope
+    assert row.scope == scope
 
 
 @pytest.mark.parametrize(
@@ -53,22 +53,22 @@ def test_scope_is_that_of_the_workers(each, scope):
 )
 def test_network_is_between_hosts_where_a_group_is_on_several(groups, network, rings):
     [row] = rows_of(sent(groups=groups))
-    found = row["network"], row["group"], row["rings"]
+    found = row.network, row.group, row.rings
     assert found == (network, len(groups[0]), rings)
 
 
 def test_all_to_all_sends_to_each_device_itself():
     [row] = rows_of(sent("all_to_all", [range(8)]))
-    assert (row["network"], row["rings"]) == ("between", 1)
+    assert (row.network, row.rings) == ("between", 1)
 
 
 def test_transfers_between_slices_are_of_the_devices_with_these_ids():
     inside = sent("reduce_scatter", [(0, 1, 2, 3)])
     between = sent(groups=[(100_000, 200_000), (100_003, 200_003)], slices=True)
     first, second = rows_of(inside, between, devices=SLICES, each=4)
-    assert (first["scope"], first["network"]) == ("inside a worker", "inside")
-    assert (second["scope"], second["network"]) == ("across workers", "between")
-    assert second["group"] == 2
+    assert (first.scope, first.network) == ("inside a worker", "inside")
+    assert (second.scope, second.network) == ("across workers", "between")
+    assert second.group == 2
 
 
 def test_when_is_told_by_loops_and_branches():
@@ -77,8 +77,8 @@ def test_when_is_told_by_loops_and_branches():
         sent(is_looped=True),
         sent(is_looped=True, choices=(("conditional.2", "region"),)),
     )
-    assert [x["when"] for x in rows] == ["dispatch", "step", "sync"]
-    assert (rows[2].get("choice"), rows[2].get("branch")) == ("conditional.2", "region")
+    assert [x.when for x in rows] == ["dispatch", "step", "sync"]
+    assert (rows[2].choice, rows[2].branch) == ("conditional.2", "region")
 
 
 def test_a_branch_that_sends_nothing_across_workers_is_no_sync():
@@ -91,7 +91,7 @@ def test_a_branch_that_sends_nothing_across_workers_is_no_sync():
         sent(groups=[range(8)], is_looped=True, choices=sync),
         each=4,
     )
-    found = [(x["scope"], x["when"]) for x in rows]
+    found = [(x.scope, x.when) for x in rows]
     inside = [("inside a worker", "step"), ("inside a worker", "sync")]
     assert found == [*inside, ("across workers", "sync")]
 
@@ -102,9 +102,9 @@ def test_alike_collectives_are_one_row_and_add_up_with_their_loops():
         sent(size=7, promoted=True),
         sent(size=1, kind="all_gather"),
     )
-    assert (first["calls"], first["bytes"]) == (4, 3 * 100 + 7)
-    assert (first["overlapped"], first.get("promoted")) == (3, 1)
-    assert (second["kind"], second["calls"], second["bytes"]) == ("all_gather", 1, 1)
+    assert (first.calls, first.bytes) == (4, 3 * 100 + 7)
+    assert (first.overlapped, first.promoted) == (3, 1)
+    assert (second.kind, second.calls, second.bytes) == ("all_gather", 1, 1)
 
 
 def test_permutations_count_the_device_that_sends_most():
@@ -113,7 +113,7 @@ def test_permutations_count_the_device_that_sends_most():
         sent("permute", [(1, 3)], 10),
         sent("permute", [(2, 3)], 50),
     )
-    assert (row["calls"], row["bytes"]) == (3, 110)
+    assert (row.calls, row.bytes) == (3, 110)
 
 
 def test_a_group_of_one_sends_nothing():

@@ -132,7 +132,7 @@ def of_reuse(tmp_path):
     whole = [files.sealed(COMPILED | {"label": x, "argv": [x]}) for x in "ab"]
     programs = ",\n".join(map(json.dumps, whole))
     path.write_text(f'{{"command": ["python"],\n"programs": [\n{programs}\n]}}')
-    return path, lambda: aim_jobs.known(SimpleNamespace(reuse=[path]))
+    return path, lambda: aim_jobs.read_earlier(SimpleNamespace(reuse=[path]))
 
 
 def of_an_export(tmp_path):
