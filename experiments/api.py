@@ -4,9 +4,8 @@ Both can be imported from `experiments`. docs/from-python.md shows how to use th
 """
 
 import logging
+import os
 import pickle
-import secrets
-import shlex
 import sys
 import time
 import warnings
@@ -21,18 +20,16 @@ import jax
 from experiments.command import errors, terminal
 from experiments.command.errors import BadRequest, Unwritten
 from experiments.command.factories import OWN
-from experiments.command.flags import own_of, words_of
+from experiments.command.flags import own_of
 from experiments.command.overlapping import Overlapping
-from experiments.command.words import as_words, flag_groups, without
 from experiments.one_run import opened
-from experiments.study import config as study_config
-from experiments.study import page, study
-from experiments.study.command_line import VariantWords, read_algorithms
+from experiments.study import analysis, page, study
+from experiments.study.from_python import Algorithms, Values, make_study
 from experiments.study.results import Report
 from experiments.tasks.task import Task, check_task
 from experiments.training import machine
 from experiments.training.config import RunConfig
-from experiments.training.objects import NO_OBJECTS, Objects
+from experiments.training.objects import Objects
 from experiments.training.prepare import prepare
 from experiments.training.process_group import on_host
 from experiments.training.progress import Line
@@ -164,16 +161,12 @@ class Study(NamedTuple):
         return Path(folder) / "report.html"
 
 
-Algorithm = str | RunConfig | Strategy | Callable[..., Strategy]
-"""A name with flags, such as "bmuf --period 8", a config, a strategy or its factory."""
-
-
 @_as_before
 def compare(
-    algos: str | Sequence[Algorithm] | Mapping[str, Algorithm],
+    algos: Algorithms,
     *,
     seeds: int = 5,
-    tune: Mapping[str, str] | None = None,
+    tune: Mapping[str, Values] | None = None,
     flags: Mapping[str, Any] | None = None,
 ) -> Study:
     """Compares algorithms, as `python -m experiments.compare` does.
@@ -186,8 +179,8 @@ def compare(
             algorithm is a name with flags, a strategy, a factory of strategies, or a
             RunConfig, of which all but the task is the algorithm's own.
         seeds: the number of runs of each algorithm, with seeds 0 to N - 1.
-        tune: flags to tune for each algorithm on validation data, by name:
-            {"lr": "0.0125:1.6:log:8"}.
+        tune: flags to tune for each algorithm on validation data, by name; the values
+            as for `--tune`, {"lr": "0.0125:1.6:log:8"}, or a list of numbers.
         flags: all other flags of the study and of its runs, by name:
             {"task": "mnist1d", "steps": 400, "baseline": "sync_sgd", "out": "study"}.
             The task may also be a Task or its factory.
@@ -202,122 +195,51 @@ def compare(
         BadRequest: the request cannot be met; one line says why.
     """
     errors.check_working_folder()
-    study_flags = dict(flags or {})
-    task = None
-    if "task" in study_flags:
-        task, study_flags["task"] = _take_task(study_flags["task"])
-    algorithms = _list_algorithms(algos, task)
-    # No study is continued with other objects.
-    has_objects = any(x.objects != NO_OBJECTS for x in algorithms)
-    token = secrets.token_hex(4) if has_objects else ""
-    text = algos
-    if not isinstance(text, str):
-        text = ", ".join(map(_write_algorithm, algorithms))
-    tuned = [f"{name}={values}" for name, values in (tune or {}).items()]
-    argv = as_words({"algos": text, "seeds": seeds, "tune": tuned, **study_flags})
-    config = study_config.read(argv, algorithms, token)
+    config = make_study(algos, seeds=seeds, tune=tune or {}, flags=flags or {})
     if config.list:
         raise BadRequest("--list makes no runs: use python -m experiments.compare")
     if config.is_parallel:
-        for variant in algorithms:
+        for variant in config.variants:
             _check_importable(variant.objects)
     with study.opened(config) as (plan, maker):
         study.make_runs(config, plan, maker, _never)
         runs = study.ended(plan)
     if plan.failures:
         raise BadRequest(plan.failures[0][1].line)
-    report = study.report(config, argv, runs)
+    call = _describe_call(algos, seeds, tune or {}, flags or {})
+    report = analysis.report(config, runs, call)
     rows = [page.csv_row(report, row) for row in report.rows]
     return Study(rows, [*study.final_lines(runs)], config.folder, report)
 
 
-def _take_task(task: Any) -> tuple[Any, str]:
-    """Returns a task that is no name, or None; and its name for a config.
-
-    Raises:
-        BadRequest: it is neither a name, nor a Task or its factory.
-    """
-    if isinstance(task, str):
-        return None, task
-    _check_object(task, Task)
-    imported_name = _find_import(task)
-    return (None, imported_name) if imported_name else (task, OWN)
-
-
-def _list_algorithms(
-    algos: str | Sequence[Algorithm] | Mapping[str, Algorithm], task: Any
-) -> list[VariantWords]:
-    """Returns the algorithms that `compare` is called with, and their objects.
-
-    Raises:
-        BadRequest: one is neither a name, a config, a strategy nor a factory; or two
-            have one label.
-    """
-    objects = Objects(task=task)
-    if isinstance(algos, str):
-        return [x._replace(objects=objects) for x in read_algorithms(algos)]
-    pairs: list[tuple[str, Algorithm]] = []
-    if isinstance(algos, Mapping):
-        pairs += algos.items()
-    else:
-        pairs += [("", algorithm) for algorithm in algos]
-    variants: dict[str, VariantWords] = {}
-    for number, (label, algorithm) in enumerate(pairs, 1):
-        variant = _make_variant(label, number, algorithm, objects)
-        if variant.label in variants:
-            raise BadRequest(
-                f"compare has {variant.label!r} twice: give another label, as in "
-                "{'other': …}"
-            )
-        variants[variant.label] = variant
-    return [*variants.values()]
+def _describe_call(
+    algos: Algorithms, seeds: int, tune: Mapping[str, Any], flags: Mapping[str, Any]
+) -> str:
+    """Returns a call of `compare` as a report shows it, without what changes no run."""
+    arguments = [_describe(algos), f"seeds={seeds}"]
+    if tune:
+        arguments.append(f"tune={_describe(tune)}")
+    decisive_flags = {**flags}
+    for name in ("jobs", "scheduler"):
+        decisive_flags.pop(name, None)
+    if decisive_flags:
+        arguments.append(f"flags={_describe(decisive_flags)}")
+    return f"experiments.compare({', '.join(arguments)})"
 
 
-def _make_variant(
-    label: str, number: int, algorithm: Algorithm, objects: Objects
-) -> VariantWords:
-    """Makes one algorithm of `compare`; its place and its name label it by default."""
-    if isinstance(algorithm, str):
-        named_variants = read_algorithms(algorithm)
-        if len(named_variants) != 1:
-            raise BadRequest(
-                f"{algorithm!r} has several algorithms: give each as an item of its own"
-            )
-        [variant] = named_variants
-        return variant._replace(label=label or variant.label, objects=objects)
-    if isinstance(algorithm, RunConfig):
-        if algorithm.task != DEFAULT.task:
-            raise BadRequest(
-                f"compare trains one task: name {algorithm.task!r} in flags, and leave "
-                "it out of the RunConfig"
-            )
-        words = without(words_of(algorithm), ("algo", "task"))
-        own_words = tuple(word for group in flag_groups(words) for word in group)
-        label = label or " ".join([algorithm.algo, *own_words])
-        return VariantWords(label, algorithm.algo, own_words, objects=objects)
-    _check_object(algorithm, Strategy)
-    name = getattr(algorithm, "__name__", "")
-    label = label or (name if name.isidentifier() else f"strategy {number}")
-    imported_name = _find_import(algorithm)
-    if imported_name:
-        return VariantWords(label, imported_name, objects=objects)
-    return VariantWords(label, OWN, objects=replace(objects, strategy=algorithm))
-
-
-def _check_object(x: Any, kind: type) -> None:
-    """Raises a BadRequest unless this is an object of a kind, or its factory."""
-    if not (isinstance(x, kind) or callable(x)):
-        raise BadRequest(f"compare takes names, objects and factories, got {shown(x)}")
-
-
-def _find_import(x: Any) -> str:
-    """Returns the name by which any process can import a factory; "" if none can."""
-    if not callable(x):
-        return ""
-    module = getattr(x, "__module__", "")
-    name = getattr(x, "__name__", "")
-    is_there = getattr(sys.modules.get(module), name, None) is x
-    return f"{module}:{name}" if is_there and module != "__main__" else ""
+def _describe(value: Any) -> str:
+    """Returns a value of a call as Python writes it; an object by its type or name."""
+    if isinstance(value, os.PathLike):
+        return repr(os.fspath(value))
+    if isinstance(value, Mapping):
+        items = [f"{name!r}: {_describe(x)}" for name, x in value.items()]
+        return f"{{{', '.join(items)}}}"
+    if isinstance(value, list | tuple) and not isinstance(value, Task | Strategy):
+        return f"[{', '.join(map(_describe, value))}]"
+    if isinstance(value, RunConfig):
+        return f"RunConfig({value.algo!r}, …)"
+    is_plain = isinstance(value, str | int | float | None)
+    return repr(value) if is_plain else shown(value)
 
 
 def _check_importable(objects: Objects) -> None:
@@ -334,14 +256,6 @@ def _check_importable(objects: Objects) -> None:
                 f"jobs import by name what they run, which {type(x).__name__} "
                 f"{shown(x)} does not allow: use 'module:function', or one job"
             )
-
-
-def _write_algorithm(variant: VariantWords) -> str:
-    """Returns an algorithm as a word of --algos."""
-    call = shlex.join([variant.algo, *variant.words])
-    if variant.label in (variant.algo, " ".join([variant.algo, *variant.words])):
-        return call
-    return f"{shlex.quote(variant.label)}={call}"
 
 
 def _never() -> int:

@@ -98,19 +98,28 @@ def words_of(config: Any) -> list[str]:
 
     Flags at their defaults are left out, except for the algorithm and the task.
     """
-    changed_values = {
-        name: value
-        for name, each in settings_of(type(config)).items()
-        if (value := getattr(config, name)) != each.default
-        or name in (ALGORITHM.flag, TASK.flag)
-    }
-    changed_values.pop("seed", None)
+    return as_words(changed_values(config))
+
+
+def changed_values(config: Any) -> dict[str, Any]:
+    """Returns the values by flag that give a config of a run, without the seed.
+
+    Those at their defaults are left out, except for the algorithm and the task.
+    """
+    changed: dict[str, Any] = {}
+    for name, setting in settings_of(type(config)).items():
+        value = getattr(config, name)
+        is_name = name in (ALGORITHM.flag, TASK.flag)
+        if is_name or (value != setting.default and name != "seed"):
+            changed[name] = value
     arguments = config.arguments, config.task_arguments
     factories = own_of(config.algo, config.task, config.preset)
-    for own, values in zip(factories, arguments, strict=True):
-        usual = own.defaults.items()
-        changed_values |= {k: x for k, x in values.items() if (k, x) not in usual}
-    return as_words(changed_values)
+    for factory, values in zip(factories, arguments, strict=True):
+        usual_items = factory.defaults.items()
+        for item in values.items():
+            if item not in usual_items:
+                changed.update([item])
+    return changed
 
 
 def _named(words: Sequence[str], flag: str) -> str | None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from experiments.command import flags
 from experiments.command.errors import BadRequest, refusing
-from experiments.command.factories import ALGORITHM, TASK, Factory, flag_kind
+from experiments.command.factories import ALGORITHM, Factory, flag_kind
 from experiments.command.words import (
     TAKEN,
     Words,
@@ -28,7 +28,6 @@ from experiments.study.variants import (
     Readers,
     Variant,
     are_whole,
-    count_trials,
 )
 from experiments.training.config import SETTINGS, parse
 from experiments.training.objects import NO_OBJECTS, Objects
@@ -69,25 +68,15 @@ class VariantWords(NamedTuple):
     objects: Objects = NO_OBJECTS
 
     @property
-    def own_flags(self) -> list[Words]:
-        """Its own flags, each with its value."""
-        return flag_groups(self.words)
+    def own_names(self) -> list[str]:
+        """The parameters that its own flags set."""
+        return _names_of(flag_groups(self.words))
 
     @property
     def parameters(self) -> frozenset[str]:
         """The parameters that are set, swept or tuned for its runs."""
         varied_names = [axis.flag for axis in (*self.tuned, *self.swept)]
-        return frozenset([*_set_by(flag_groups(self.argv)), *varied_names])
-
-    @property
-    def num_points(self) -> int:
-        """The number of values of the sweep; 1 without one."""
-        return math.prod(len(axis.values) for axis in self.swept)
-
-    @property
-    def num_trials(self) -> int:
-        """The number of trials at each point; an optimum at an end adds some."""
-        return count_trials(self.tuned)
+        return frozenset([*_names_of(flag_groups(self.argv)), *varied_names])
 
     def parse(self) -> Variant:
         """Parses the flags of its runs, at the first value of the sweep.
@@ -96,19 +85,17 @@ class VariantWords(NamedTuple):
             BadRequest: a run does not accept its flags.
         """
         first_values = {axis.flag: axis.values[0] for axis in self.swept}
-        axes = *self.swept, *self.tuned
         own_factories = None
         if self.objects != NO_OBJECTS:
-            own_factories = _describe_factories(self)
+            own_factories = self.objects.describe_both(self.algo, self.task)
         return Variant(
             label=self.label,
-            algo=self.algo,
             config=parse([*self.argv, *as_words(first_values)], own_factories),
             words=self.words,
             parameters=self.parameters,
             swept=self.swept,
             tuned=self.tuned,
-            readers={axis.flag: self.readers[axis.flag] for axis in axes},
+            readers=self.readers,
             objects=self.objects,
         )
 
@@ -152,7 +139,13 @@ def parse_variants(
         )
         for algorithm in algorithms
     )
-    _check_flags(variants, shared, [*tuned, *swept], own_names, taken)
+    check_flags(
+        variants,
+        shared_names=_names_of(shared),
+        axes=[*tuned, *swept],
+        own_names=own_names,
+        taken=taken,
+    )
     return variants
 
 
@@ -171,29 +164,38 @@ def complete_variant(
     The arguments are those of `parse_variants`, which also checks the flags.
     """
     variant = algorithm._replace(task=task)
-    readers = _find_readers(variant, taken)
+    own_factories = variant.objects.describe_both(variant.algo, task)
+    readers = find_readers(own_factories, taken)
     first_words = ("--algo", variant.algo, "--task", task, *added)
     shared_words = [x for x in shared if parameter(x[0]) in readers]
-    tuned_axes = [own_axis for axis in tuned for own_axis in axis.of(readers)]
     return variant._replace(
         # Its own flags come last: the last of two equal flags wins.
         argv=(*first_words, *chain(*shared_words), *variant.words),
         readers=readers,
-        swept=[axis for axis in swept if axis.flag in readers],
-        tuned=tuned_axes,
+        swept=choose_axes(swept, readers),
+        tuned=choose_axes(tuned, readers),
     )
 
 
-def _describe_factories(variant: VariantWords) -> list[Factory]:
-    """Describes the algorithm and the task of a variant."""
-    algorithm = variant.objects.describe(ALGORITHM, variant.algo)
-    return [algorithm, variant.objects.describe(TASK, variant.task)]
+def choose_axes(axes: Sequence[Axis], readers: Readers) -> list[Axis]:
+    """Returns, of each axis, that of the parameter that a variant has, if any."""
+    own_axes: list[Axis] = []
+    for axis in axes:
+        own_axes += axis.find_own(readers)
+    return own_axes
 
 
-def _find_readers(variant: VariantWords, taken: Mapping[str, str]) -> Readers:
-    """Returns a reader for each parameter that a study may set for runs."""
+def find_readers(
+    own_factories: Sequence[Factory], taken: Mapping[str, str] = TAKEN
+) -> Readers:
+    """Returns a reader for each parameter that a study may set for runs.
+
+    Args:
+        own_factories: the algorithm and the task of the runs.
+        taken: parameters that cannot be set for runs.
+    """
     readers = {name: setting.read for name, setting in SETTINGS.items()}
-    for factory in _describe_factories(variant):
+    for factory in own_factories:
         for name, own_parameter in factory.flags.items():
             readers[name] = flag_kind(own_parameter).get("type")
     return {
@@ -201,31 +203,42 @@ def _find_readers(variant: VariantWords, taken: Mapping[str, str]) -> Readers:
     }
 
 
-def _check_flags(
-    variants: Sequence[VariantWords],
-    shared: Sequence[Words],
+def check_flags(
+    variants: Sequence[VariantWords | Variant],
+    *,
+    shared_names: Sequence[str],
     axes: Sequence[Axis],
     own_names: Collection[str],
-    taken: Mapping[str, str],
+    taken: Mapping[str, str] = TAKEN,
 ) -> None:
-    """Raises a BadRequest for a flag that no variant has, or that is given twice."""
-    shared_names = _set_by(shared)
-    own_flags = [words for variant in variants for words in variant.own_flags]
-    variant_names = _set_by(own_flags)
-    varied_names = [flag for axis in axes for flag in axis.flags]
-    # With several parameters, one may belong to an algorithm that is not compared.
-    alternatives = [flag for axis in axes if axis.flags[1:] for flag in axis.flags]
-    absent_names = [x for x in alternatives if flags.owners_of(ALGORITHM, x)]
+    """Raises a BadRequest for a flag that no variant has, or that is given twice.
+
+    Args:
+        variants: the variants with their own flags.
+        shared_names: the parameters with one value for all runs.
+        axes: the swept and tuned axes.
+        own_names: the command's own parameters, suggested for a misspelt flag.
+        taken: parameters that cannot be set for runs, and what to use instead.
+    """
+    variant_names: list[str] = []
     possible_names: set[str] = set()
     for variant in variants:
+        variant_names += variant.own_names
         possible_names |= variant.readers.keys()
+    varied_names: list[str] = []
+    # With several parameters, one may belong to an algorithm that is not compared.
+    absent_names: list[str] = []
+    for axis in axes:
+        varied_names += axis.flags
+        if len(axis.flags) > 1:
+            absent_names += [x for x in axis.flags if flags.owners_of(ALGORITHM, x)]
     for name in (*shared_names, *varied_names, *variant_names):
         flag = flag_of(name)
         if name in taken:
             raise BadRequest(f"{flag} is for single runs: use {taken[name]}")
         # Each variant's own flags are checked as those of a run.
         if name not in (*possible_names, *absent_names, *variant_names):
-            raise BadRequest(_unknown(name, variants, [*possible_names, *own_names]))
+            raise unknown_flag(name, variants, [*possible_names, *own_names])
         if name in varied_names and name in RECORDED:
             raise BadRequest(
                 f"{flag} cannot be swept or tuned: a study's records already use the "
@@ -238,6 +251,21 @@ def _check_flags(
             )
         if name in varied_names and name in (*shared_names, *variant_names):
             raise BadRequest(f"{flag} is given, and also swept or tuned: do only one")
+
+
+def unknown_flag(
+    name: str, variants: Sequence[VariantWords | Variant], possible_names: Sequence[str]
+) -> BadRequest:
+    """Makes the error for a flag that no variant has."""
+    flag = flag_of(name)
+    algos = ", ".join(dict.fromkeys(variant.algo for variant in variants))
+    owners = ", ".join(flags.owners_of(ALGORITHM, name))
+    if owners:
+        return BadRequest(
+            f"none of {algos} has the flag '{flag}': it belongs to {owners}"
+        )
+    suggestion = nearest_flag(flag, [flag_of(x) for x in possible_names])
+    return BadRequest(f"none of {algos} has the flag '{flag}'{suggestion}")
 
 
 def read_algorithms(text: str) -> tuple[VariantWords, ...]:
@@ -297,20 +325,7 @@ def _read_algorithm(words: Sequence[str]) -> VariantWords:
     return VariantWords(label or " ".join([name, *own_words]), name, own_words)
 
 
-def _unknown(
-    name: str, variants: Sequence[VariantWords], possible: Sequence[str]
-) -> str:
-    """Returns the error message for a flag that no variant has."""
-    flag = flag_of(name)
-    algos = ", ".join(dict.fromkeys(variant.algo for variant in variants))
-    owners = ", ".join(flags.owners_of(ALGORITHM, name))
-    if owners:
-        return f"none of {algos} has the flag '{flag}': it belongs to {owners}"
-    suggestion = nearest_flag(flag, [flag_of(x) for x in possible])
-    return f"none of {algos} has the flag '{flag}'{suggestion}"
-
-
-def _set_by(groups: Iterable[Words]) -> list[str]:
+def _names_of(groups: Iterable[Words]) -> list[str]:
     """Returns the parameters that flags set."""
     return [parameter(flag) for flag, *_ in groups]
 
@@ -332,29 +347,30 @@ def parse_axis(flag: str, text: str) -> Axis:
     axes: list[Axis] = []
     with refusing(f"{flag} {text!r}"):
         for part in text.split("|"):
-            name, equals, listed = part.partition("=")
+            name, equals, value_text = part.partition("=")
             names.append(name.strip().lstrip("-").replace("-", "_"))
-            if equals and all(names) and listed.strip():
-                axes.append(_read_values(flag, "|".join(names), listed))
+            if equals and all(names) and value_text.strip():
+                axes.append(_read_values(flag, "|".join(names), value_text))
                 names = []
         if names:
             raise ValueError(
                 "needs a flag and its values, such as lr=0.01:1:log:7 or period=4,16,64"
             )
-        first = axes[0]._replace(others=tuple(axes[1:]))
-        if flag == "--sweep" and first.flags[1:]:
+        axis = axes[0]._replace(fallbacks=tuple(axes[1:]))
+        if flag == "--sweep" and len(axis.flags) > 1:
             raise ValueError("varies one flag; only --tune takes several names")
-        kinds = {(x.bounds, len(x.values)) for x in axes}
-        if first.others and kinds != {(None, len(first.values))}:
+        are_lists = all(part.bounds is None for part in axes)
+        lengths = {len(part.values) for part in axes}
+        if axis.fallbacks and not (are_lists and len(lengths) == 1):
             raise ValueError("needs lists with the same number of values")
-    return first
+    return axis
 
 
-def _read_values(flag: str, name: str, listed: str) -> Axis:
+def _read_values(flag: str, name: str, value_text: str) -> Axis:
     """Reads the values of one axis."""
     # A list may have colons, too: partition=iid,dirichlet:0.1.
-    if re.search(r"^[\s+\-.\deE]+:|:(log|linear):", listed):
-        bounds, count, near = _bounds(listed)
+    if re.search(r"^[\s+\-.\deE]+:|:(log|linear):", value_text):
+        bounds, count, near = _read_range(value_text)
         if near and flag == "--sweep":
             raise ValueError("values near the best are for --tune: leave out +MORE")
         values = spaced(*bounds, count)
@@ -364,7 +380,20 @@ def _read_values(flag: str, name: str, listed: str) -> Axis:
                 "with a point, such as 1.0, for other numbers"
             )
         return Axis(name, values, bounds, near)
-    values = tuple(value.strip() for value in listed.split(","))
+    return list_axis(flag, name, [value.strip() for value in value_text.split(",")])
+
+
+def list_axis(flag: str, name: str, values: Sequence[str]) -> Axis:
+    """Returns the axis of a list of values.
+
+    Args:
+        flag: --tune or --sweep, for errors.
+        name: the parameter, or several with | between them.
+        values: the texts of the values.
+
+    Raises:
+        BadRequest, ValueError: the values cannot be tried.
+    """
     # 0.1 and 0.10 are one value.
     if not all(values) or len(set(map(literal, values))) < len(values):
         raise ValueError("values must differ and not be empty")
@@ -374,22 +403,22 @@ def _read_values(flag: str, name: str, listed: str) -> Axis:
             f"--tune {name}: needs numbers, got {word!r}; to compare words, list the "
             f"algorithm once for each word, as in A=NAME --{name} {word}"
         )
-    return Axis(name, values)
+    return Axis(name, tuple(values))
 
 
-def _bounds(listed: str) -> tuple[tuple[float, float, bool], int, int]:
+def _read_range(text: str) -> tuple[tuple[float, float, bool], int, int]:
     """Reads the ends, the spacing, and the numbers of values and of near ones."""
-    parts = listed.split(":")
+    parts = text.split(":")
     number, plus, more = parts[-1].partition("+")
     match [literal(x) for x in (*parts[:-1], number, more if plus else "0")]:
         case [
             int() | float() as low,
             int() | float() as high,
-            ("log" | "linear") as how,
+            ("log" | "linear") as spacing,
             int() as count,
             int() as near,
-        ] if not plus or (how == "log" and near > 0):
-            is_log = how == "log"
+        ] if not plus or (spacing == "log" and near > 0):
+            is_log = spacing == "log"
         case _:
             raise ValueError(
                 "a range must be LOW:HIGH:log:COUNT, with +MORE behind it for values "
@@ -413,10 +442,14 @@ def spaced(low: float, high: float, logarithmic: bool, count: int) -> Words:
 
     Between ints they are whole, and fewer than `count` if some would be identical.
     """
-    first, last = (math.log(low), math.log(high)) if logarithmic else (low, high)
+    start: float = low
+    end: float = high
+    if logarithmic:
+        start = math.log(low)
+        end = math.log(high)
     numbers: list[float] = []
     for index in range(count):
-        place = first + (last - first) * index / (count - 1)
+        place = start + (end - start) * index / (count - 1)
         numbers.append(math.exp(place) if logarithmic else place)
     # A flag such as --period does not accept 4.0.
     if are_whole(low, high):

@@ -1,13 +1,12 @@
-"""The flags of a study, and all checks that need no jax."""
+"""The config of a study: its flags, what they name, and checks that need no jax."""
 
 import argparse
 import hashlib
 import importlib.util
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +27,9 @@ from experiments.command.words import (
     as_words,
     cleaned,
     flag_groups,
-    parameter,
 )
 from experiments.study import presets
 from experiments.study.command_line import (
-    VariantWords,
     parse_axis,
     parse_variants,
     read_algorithms,
@@ -57,14 +54,12 @@ MOST_JOBS = 1025  # also limits the devices per job: all start on this machine
 
 
 @dataclass(frozen=True)
-class StudyConfig:
-    """The config of a study: its own flags, and the flags that all runs share.
+class StudyFlags:
+    """The flags of a study, and the flags that all of its runs share.
 
     Attributes:
-        shared: flags of all runs, one tuple of words for each flag.
-        algorithms: the algorithms, if Python code passed them; else --algos names them.
-        token: a text that tells the objects of this study from those of any other; ""
-            if there are none.
+        shared: flags of all runs, one tuple of words for each flag, as study.json has
+            them.
     """
 
     algos: str = flag(
@@ -157,34 +152,44 @@ class StudyConfig:
     )
 
     shared: tuple[Words, ...] = ()
-    algorithms: tuple[VariantWords, ...] = ()
-    token: str = ""
 
     def __post_init__(self) -> None:
         """Raises a ValueError for a field that is out of range."""
         checked(SETTINGS, self)
 
-    @cached_property
-    def variant_words(self) -> tuple[VariantWords, ...]:
-        """The algorithms, with the flags that their runs accept, as words."""
-        algorithms = self.algorithms or read_algorithms(self.algos)
-        return parse_variants(
-            algorithms,
-            task=self.task,
-            shared=self.shared,
-            own_names=SETTINGS,
-            tuned=self.tuned,
-            swept=[self.swept] if self.swept else [],
-        )
+    @property
+    def is_parallel(self) -> bool:
+        """Whether jobs make the runs, instead of this process one after the other."""
+        return self.jobs > 1 or self.scheduler is not None
 
-    @cached_property
-    def variants(self) -> tuple[Variant, ...]:
-        """The algorithms, with the configs of their runs.
+    @property
+    def tuned_texts(self) -> tuple[str, ...]:
+        """The values of --tune.
 
-        Raises:
-            BadRequest: a run does not accept its flags.
+        The study without flags tunes the rates, so that it compares algorithms.
         """
-        return tuple(words.parse() for words in self.variant_words)
+        is_default = all(getattr(self, x) == SETTINGS[x].default for x in DECISIVE)
+        if is_default and not self.shared and not self.tune:
+            return (TUNED,)
+        return self.tune
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyConfig(StudyFlags):
+    """The config of a study: its flags, and the variants and axes that they name.
+
+    Attributes:
+        variants: the algorithms, with the configs of their runs.
+        swept: the swept flag and its values; None without a sweep.
+        tuned: the tuned flags and their values.
+        token: a text that tells the objects of this study from those of any other; ""
+            if there are none.
+    """
+
+    variants: tuple[Variant, ...]
+    swept: Axis | None = None
+    tuned: tuple[Axis, ...] = ()
+    token: str = ""
 
     @cached_property
     def points(self) -> dict[str, dict[str, RunConfig]]:
@@ -196,155 +201,168 @@ class StudyConfig:
         return {variant.label: variant.configs() for variant in self.variants}
 
     @cached_property
-    def swept(self) -> Axis | None:
-        """The swept flag and its values; None without a sweep."""
-        return None if self.sweep is None else parse_axis("--sweep", self.sweep)
-
-    @cached_property
-    def tuned(self) -> tuple[Axis, ...]:
-        """The tuned flags and their values.
-
-        The study without flags tunes the rates, so that it compares algorithms.
-        """
-        decisive = all(getattr(self, x) == SETTINGS[x].default for x in DECISIVE)
-        by_default = (TUNED,) if decisive and not self.shared else ()
-        return tuple(parse_axis("--tune", text) for text in self.tune or by_default)
-
-    @cached_property
     def networks(self) -> tuple[Network, ...]:
         """The networks on which time is modelled, each once."""
         return tuple(dict.fromkeys(map(network.parse, self.network or network.PRESETS)))
 
-    @cached_property
-    def identity(self) -> dict[str, Any]:
-        """The settings that decide the runs, as in study.json.
-
-        Two studies in one folder must agree on them.
-        """
-        # Seeds, networks, target and baseline change no run: five seeds reuse the runs
-        # of three, and another network needs no new run.
-        is_tuned = bool(self.tuned)
-        # A given number holds on every machine; the default depends on the machine.
-        devices = self.devices_per_job
-        return {
-            **({} if devices is None else {"devices_per_job": devices}),
-            "entries": [
-                [x.label, self._identify(x.algo), list(x.words)]
-                for x in self.variant_words
-            ],
-            "task": self._identify(self.task),
-            "words": sorted((list(g) for g in self.shared), key=lambda words: words[0]),
-            "sweep": self.swept and [self.swept.flag, *self.swept.values],
-            "tune": [r.listed for r in self.tuned],
-            "worker_batch": self.worker_batch,
-            "scale_lr": "none" if self.worker_batch is None else "linear",
-            "tune_seeds": self.tune_seeds if is_tuned else None,
-            "share": TUNE_SHARE if is_tuned else None,
-        }
-
-    def _identify(self, name: str) -> str:
-        """Returns a name that no other algorithm or task has, for that of an object."""
-        return f"{name} {self.token}" if name == OWN else name
-
     @property
     def compared_to(self) -> str:
         """The label of the baseline."""
-        return self.baseline or self.variant_words[0].label
+        return self.baseline or self.variants[0].label
 
     @property
     def factories(self) -> tuple[str, ...]:
         """The names of the task and of the algorithms; some may be the user's."""
-        return self.task, *(variant.algo for variant in self.variant_words)
-
-    @property
-    def is_parallel(self) -> bool:
-        """Whether jobs make the runs, instead of this process one after the other."""
-        return self.jobs > 1 or self.scheduler is not None
+        return self.task, *(variant.algo for variant in self.variants)
 
     @cached_property
     def folder(self) -> Path:
         """The folder of the study's files; the same command finds it again."""
-        content = json.dumps(self.identity, sort_keys=True)
+        content = json.dumps(identity(self), sort_keys=True)
         digest = hashlib.sha256(content.encode()).hexdigest()[:8]
         name = f"compare-{self.task.replace(':', '.')}-{digest}"
         return self.out or Path("runs") / name
 
 
-SETTINGS = settings_of(StudyConfig)
+SETTINGS = settings_of(StudyFlags)
 
 
-def read(
-    argv: list[str], algorithms: Sequence[VariantWords] = (), token: str = ""
-) -> StudyConfig:
+def identity(study: StudyConfig) -> dict[str, Any]:
+    """Returns the settings that decide the runs of a study, as in study.json.
+
+    Two studies in one folder must agree on them. They have this form since 0.3.
+    """
+
+    def identify(name: str) -> str:
+        # No other study has the objects of this one.
+        return f"{name} {study.token}" if name == OWN else name
+
+    # Seeds, networks, target and baseline change no run: five seeds reuse the runs
+    # of three, and another network needs no new run.
+    content: dict[str, Any] = {}
+    # A given number holds on every machine; the default depends on the machine.
+    if study.devices_per_job is not None:
+        content["devices_per_job"] = study.devices_per_job
+    shared_flags = sorted(study.shared, key=lambda words: words[0])
+    content["entries"] = [
+        [variant.label, identify(variant.algo), list(variant.words)]
+        for variant in study.variants
+    ]
+    content["task"] = identify(study.task)
+    content["words"] = [list(words) for words in shared_flags]
+    content["sweep"] = study.swept and study.swept.record
+    content["tune"] = [axis.record for axis in study.tuned]
+    content["worker_batch"] = study.worker_batch
+    content["scale_lr"] = "none" if study.worker_batch is None else "linear"
+    content["tune_seeds"] = study.tune_seeds if study.tuned else None
+    content["share"] = TUNE_SHARE if study.tuned else None
+    return content
+
+
+def read(argv: Sequence[str]) -> StudyConfig:
     """Reads and checks a command line; --help and --version print and exit.
 
     Errors are found now, before jax is imported, rather than hours later in a run.
 
-    Args:
-        argv: the flags.
-        algorithms, token: as for `StudyConfig`.
-
     Raises:
         BadRequest: a flag is unknown or out of range; one line.
     """
-    config = replace(parse(argv), algorithms=tuple(algorithms), token=token)
-    for line in _conflicts(config):
-        raise BadRequest(line)
-    with refusing():
-        labels = [variant.label for variant in config.variant_words]
-        checks.one_of("--baseline", config.compared_to, labels)
-        _ = config.networks
-    _check_runs(config)
+    config = complete(parse(argv))
+    check(config)
     return config
 
 
-def parse(argv: Sequence[str]) -> StudyConfig:
+def parse(argv: Sequence[str]) -> StudyFlags:
     """Reads the flags of a study and of its preset, and checks each by itself.
 
     Raises:
         BadRequest: a value is out of range; one line.
     """
     words = cleaned(argv)
-    made = parser()
     if {"-h", "--help"} & {*words}:
         parser(flags.shortened(SETTINGS, BASIC)).parse_args(["--help"])
-    known, rest = made.parse_known_args(words)
-    values = vars(known)
-    if rest and rest[0].strip(",") in ALGORITHM.files:  # meant for --algos
-        others = [] if known.algos == SETTINGS["algos"].default else [known.algos]
-        several = ", ".join(word.strip(",") for word in [*others, *rest])
-        raise BadRequest(f"unexpected argument {rest[0]!r}: use --algos '{several}'")
-    shared = flag_groups(rest)
-    if known.preset == PAPER:
+    namespace, run_words = parser().parse_known_args(words)
+    values = vars(namespace)
+    # An algorithm that was meant for --algos.
+    if run_words and run_words[0].strip(",") in ALGORITHM.files:
+        names = [word.strip(",") for word in run_words]
+        if namespace.algos != SETTINGS["algos"].default:
+            names.insert(0, namespace.algos.strip(","))
+        raise BadRequest(
+            f"unexpected argument {run_words[0]!r}: use --algos '{', '.join(names)}'"
+        )
+    shared = flag_groups(run_words)
+    if namespace.preset == PAPER:
         shared = [("--preset", PAPER), *shared]
-    elif known.preset in presets.NAMES:
-        under = presets.under(known.preset, flag_groups(words))
-        own = {name: under.pop(name) for name in [*under] if name in SETTINGS}
-        values = {**values, **own}
-        shared = [*flag_groups(as_words(under)), *shared]
-    return flags.made(StudyConfig, values, {"shared": tuple(shared)})
+    elif namespace.preset in presets.NAMES:
+        preset_values = presets.under(
+            namespace.preset, presets.names_in(flag_groups(words))
+        )
+        for name in [*preset_values]:
+            if name in SETTINGS:
+                values[name] = preset_values.pop(name)
+        shared = [*flag_groups(as_words(preset_values)), *shared]
+    return flags.made(StudyFlags, values, {"shared": tuple(shared)})
+
+
+def complete(study_flags: StudyFlags) -> StudyConfig:
+    """Reads the algorithms and the axes that the flags of a study name.
+
+    Raises:
+        BadRequest: an algorithm or a flag is unknown, or a run does not accept its
+            flags.
+    """
+    tuned = tuple(parse_axis("--tune", text) for text in study_flags.tuned_texts)
+    swept = None
+    if study_flags.sweep is not None:
+        swept = parse_axis("--sweep", study_flags.sweep)
+    variants = parse_variants(
+        read_algorithms(study_flags.algos),
+        task=study_flags.task,
+        shared=study_flags.shared,
+        own_names=SETTINGS,
+        tuned=tuned,
+        swept=[swept] if swept else [],
+    )
+    return StudyConfig(
+        **vars(study_flags),
+        variants=tuple(variant.parse() for variant in variants),
+        swept=swept,
+        tuned=tuned,
+    )
+
+
+def check(study: StudyConfig) -> None:
+    """Raises a BadRequest for a study that cannot be made; one line."""
+    for line in _conflicts(study):
+        raise BadRequest(line)
+    with refusing():
+        labels = [variant.label for variant in study.variants]
+        checks.one_of("--baseline", study.compared_to, labels)
+        _ = study.networks
+    _check_runs(study)
 
 
 def parser(settings: Mapping[str, Setting] = SETTINGS) -> argparse.ArgumentParser:
     """Returns the parser of a study's own flags, or of the given ones."""
-    made = flags.command_parser(
+    command_parser = flags.command_parser(
         PROGRAM,
         "[--algos A,B,…] [--task NAME] [flags]",
         "Compare algorithms on the same batches, over several seeds.",
         "Other flags of experiments.run are accepted, too, and apply to every "
         f"algorithm that has them: see {flags.PROGRAM} --help-all",
     )
-    flags.add_settings(made, settings.values())
-    return made
+    flags.add_settings(command_parser, settings.values())
+    return command_parser
 
 
 def _conflicts(config: StudyConfig) -> Iterator[str]:
     """Yields lines about flags that exclude each other, or that need Dask in vain."""
     set_parameters = set[str]()
     own_parameters = set[str]()
-    for variant in config.variant_words:
+    for variant in config.variants:
         set_parameters |= variant.parameters
-        own_parameters |= {parameter(words[0]) for words in variant.own_flags}
+        own_parameters |= {*variant.own_names}
     if config.tuned and config.seeds > FIRST_TUNING_SEED:
         yield (
             f"--seeds must be at most {FIRST_TUNING_SEED} with --tune, whose trials "
@@ -352,7 +370,7 @@ def _conflicts(config: StudyConfig) -> Iterator[str]:
         )
     if config.worker_batch is not None and "batch_size" in set_parameters:
         yield "--worker-batch and --batch-size both set the batch: give one"
-    if config.worker_batch and any("workers" in r.flags for r in config.tuned):
+    if config.worker_batch and any("workers" in axis.flags for axis in config.tuned):
         yield (
             "--worker-batch cannot be used while --workers is tuned: use "
             "--batch-size, or --sweep for the workers"
@@ -364,31 +382,31 @@ def _conflicts(config: StudyConfig) -> Iterator[str]:
     if config.list and config.is_parallel:
         yield "--list makes no run: give it without --jobs and --scheduler"
     if config.is_parallel and importlib.util.find_spec("distributed") is None:
-        flag = "--scheduler" if config.scheduler else "--jobs"
+        dask_flag = "--scheduler" if config.scheduler else "--jobs"
         yield (
-            f"{flag} needs Dask, which is not installed: run pip install -e "
+            f"{dask_flag} needs Dask, which is not installed: run pip install -e "
             "'.[cluster]' in the checkout of syncalgos"
         )
 
 
 def _check_runs(config: StudyConfig) -> None:
     """Raises a BadRequest for too many runs, or flags that a run does not accept."""
-    runs = count_runs(config)
-    if runs > MOST_RUNS:
+    num_runs = count_runs(config)
+    if num_runs > MOST_RUNS:
         raise BadRequest(
-            f"the study would make {runs:,} runs, more than {MOST_RUNS:,}: give fewer "
-            "values to --tune or --sweep, or fewer --seeds"
+            f"the study would make {num_runs:,} runs, more than {MOST_RUNS:,}: give "
+            "fewer values to --tune or --sweep, or fewer --seeds"
         )
     for variant in config.variants:
-        trials = [*variant.decisive_trials()]
-        for run, trial in product(config.points[variant.label].values(), trials):
-            at(run, variant.read(trial))
+        for run in config.points[variant.label].values():
+            for texts in variant.decisive_trials():
+                at(run, variant.read(texts))
 
 
 def count_runs(config: StudyConfig) -> int:
     """Returns the number of runs, without planning them."""
     num_runs = 0
-    for variant in config.variant_words:
-        runs_of_point = variant.num_trials * config.tune_seeds + config.seeds
+    for variant in config.variants:
+        runs_of_point = variant.trials * config.tune_seeds + config.seeds
         num_runs += variant.num_points * runs_of_point
     return num_runs

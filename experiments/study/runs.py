@@ -20,7 +20,7 @@ from experiments.data.downloads import sha256
 from experiments.files import Damaged
 from experiments.study.config import FIRST_TUNING_SEED, TUNE_SHARE, StudyConfig
 from experiments.study.statistics import LOSS, MIN_SEEDS, Measure, is_fine, measure
-from experiments.study.variants import Variant, at, combinations, name_at, named
+from experiments.study.variants import Variant, at, combinations, format_values, name_at
 from experiments.tasks.task import Data
 from experiments.training import run_folder
 from experiments.training.config import RunConfig
@@ -73,7 +73,7 @@ class RunSet(NamedTuple):
     @property
     def trial(self) -> str:
         """The values, such as "lr=0.1"; "" without any."""
-        return named(self.values)
+        return format_values(self.values)
 
     @property
     def folder(self) -> Path:
@@ -154,7 +154,7 @@ class RunSet(NamedTuple):
             # begins with the range's own step, and comes before those.
             steps = []
             for end in (own.values[0], own.values[-1]):
-                steps += own.more(own.values, end, is_near=False)
+                steps += own.further_values(own.values, end, is_near=False)
             if tried & {*map(float, steps)}:
                 flags.append(own.flag)
         return flags
@@ -370,7 +370,11 @@ def further(study: StudyConfig, loader: Loader, made: RunSet) -> Iterator[list[R
             x.flag: (*dict.fromkeys(t.values[x.flag] for t in trials),) for x in ranges
         }
         fixed = {k: (x,) for k, x in best.values.items()} if is_near else tried
-        fixed |= {own.flag: own.more(tried[own.flag], best.values[own.flag], is_near)}
+        fixed |= {
+            own.flag: own.further_values(
+                tried[own.flag], best.values[own.flag], is_near=is_near
+            )
+        }
         grid = [x._replace(values=fixed[x.flag]) for x in ranges]
         found = []
         for values in combinations(grid):

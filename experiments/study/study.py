@@ -25,7 +25,7 @@ from experiments.command.factories import TASK
 from experiments.command.text_tables import terminal_width
 from experiments.command.words import cleaned, literal, without
 from experiments.study import analysis, jobs, making, page, worker
-from experiments.study.config import PROGRAM, StudyConfig
+from experiments.study.config import PROGRAM, StudyConfig, identity
 from experiments.study.jobs import ANSWER, reach
 from experiments.study.making import Maker, Missing, StopRequested, StudyQueue, progress
 from experiments.study.results import Report
@@ -98,13 +98,13 @@ def opened(config: StudyConfig) -> Iterator[tuple[StudyQueue, Maker]]:
             _use_devices(config)
             maker = Maker()
             runs = run_sets(config, maker)
-            identity = _identity(config, maker.checksums())
-            _check_folder(out, identity)
+            content = _identity(config, maker.checksums())
+            _check_folder(out, content)
             _check_measure(config, runs[0], maker)
             if config.scheduler is not None:
                 reach(config.scheduler, ANSWER)
             if not (out / NAME).exists():
-                files.write_json(out / NAME, identity)
+                files.write_json(out / NAME, content)
             choose = partial(chosen, measure_key=config.measure)
             plan = StudyQueue(runs, choose, partial(further, config, maker))
             if refusal is not None and plan.missing:
@@ -304,9 +304,13 @@ def _name(r: RunSet, values: Mapping[str, str] = {}) -> dict[str, Any]:
 
 def _identity(config: StudyConfig, checksums: list[str]) -> dict[str, Any]:
     """Returns the content of study.json, which must match that in the folder."""
-    found = {"settings": config.identity, "versions": worker.of_runs(config.factories)}
+    content = {
+        "settings": identity(config),
+        "versions": worker.of_runs(config.factories),
+        "data": {"files": checksums},
+    }
     # Converted as JSON does, so that it can be compared with what is read.
-    return json.loads(json.dumps(found | {"data": {"files": checksums}}))
+    return json.loads(json.dumps(content))
 
 
 def _check_measure(config: StudyConfig, first: RunSet, maker: Maker) -> None:
@@ -330,7 +334,7 @@ def _check_measure(config: StudyConfig, first: RunSet, maker: Maker) -> None:
         raise ValueError(f"--target {target:g}: an accuracy is at most 1, such as 0.95")
 
 
-def _check_folder(out: Path, identity: dict[str, Any]) -> None:
+def _check_folder(out: Path, content: dict[str, Any]) -> None:
     """Raises a ValueError if the folder holds something other than this study."""
     path = out / NAME
     if not path.exists():
@@ -341,10 +345,10 @@ def _check_folder(out: Path, identity: dict[str, Any]) -> None:
         recorded = files.read(path, "settings", "versions")
         with files.using(path):
             # Another syncalgos continues a study: finals.jsonl names each run's.
-            expected_versions = {**identity["versions"]}
+            expected_versions = {**content["versions"]}
             if "syncalgos" in recorded["versions"]:
                 expected_versions["syncalgos"] = recorded["versions"]["syncalgos"]
-            expected = {**identity, "versions": expected_versions}
+            expected = {**content, "versions": expected_versions}
             differences = []
             for key, value in expected.items():
                 # Studies of 0.3 did not note the user's files.
@@ -357,7 +361,7 @@ def _check_folder(out: Path, identity: dict[str, Any]) -> None:
         raise ValueError(
             f"--out {out} holds a study with other {differences[0]}: use another folder"
         )
-    if expected != identity:
+    if expected != content:
         terminal.say("another syncalgos began this study: results may differ since")
 
 

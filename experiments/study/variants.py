@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from experiments.command.errors import BadRequest, refusing
-from experiments.command.words import Words, flag_groups, flag_of
+from experiments.command.words import Words, flag_groups, flag_of, parameter
 from experiments.training.config import RunConfig
 from experiments.training.objects import NO_OBJECTS, Objects
 
@@ -32,38 +32,38 @@ class Axis(NamedTuple):
         bounds: low, high and whether logarithmic, for a range; None for a list.
         near: how many values near the best one are tried after these. With any, a best
             value at an end is first followed beyond it.
-        others: lists of the same length, for algorithms without these parameters.
+        fallbacks: lists of the same length, for algorithms without these parameters.
     """
 
     flag: str
     values: Words
     bounds: tuple[float, float, bool] | None = None
     near: int = 0
-    others: tuple["Axis", ...] = ()
+    fallbacks: tuple["Axis", ...] = ()
 
     @property
-    def each(self) -> list["Axis"]:
+    def alternatives(self) -> list["Axis"]:
         """An axis for each parameter."""
         axes: list[Axis] = []
-        for axis in (self, *self.others):
+        for axis in (self, *self.fallbacks):
             for flag in axis.flag.split("|"):
-                axes.append(axis._replace(flag=flag, others=()))
+                axes.append(axis._replace(flag=flag, fallbacks=()))
         return axes
 
-    def of(self, parameters: Collection[str]) -> list["Axis"]:
-        """Returns the axis of the first parameter that an algorithm has."""
-        return [axis for axis in self.each if axis.flag in parameters][:1]
+    def find_own(self, parameters: Collection[str]) -> list["Axis"]:
+        """Returns the axis of the first parameter that an algorithm has, if any."""
+        return [axis for axis in self.alternatives if axis.flag in parameters][:1]
 
     @property
     def flags(self) -> Words:
         """The parameters; the axis varies one of them for each algorithm."""
-        return tuple(x.flag for x in self.each)
+        return tuple(axis.flag for axis in self.alternatives)
 
     @property
-    def listed(self) -> list[str]:
-        """The parameters and their values, as given on the command line."""
+    def record(self) -> list[str]:
+        """The parameters and their values, as study.json has them."""
         words: list[str] = []
-        for axis in (self, *self.others):
+        for axis in (self, *self.fallbacks):
             words += [axis.flag, *axis.values]
         if self.near:
             words.append(f"+{self.near}")
@@ -80,11 +80,13 @@ class Axis(NamedTuple):
             return self.values
         return self.values[0], self.values[-1]
 
-    def more(self, tried: Collection[str], best: str, is_near: bool) -> Words:
+    def further_values(
+        self, tried_values: Collection[str], best: str, *, is_near: bool
+    ) -> Words:
         """Returns new values near the best, or one beyond an end at which it lies."""
         assert self.bounds is not None
         low, high, _ = self.bounds
-        tried_numbers = sorted(map(float, tried))
+        tried_numbers = sorted(map(float, tried_values))
         below = self.near // 2
         ratio = (high / low) ** (1 / (len(self.values) - 1))
         if is_near:
@@ -109,19 +111,18 @@ class Variant(NamedTuple):
 
     Attributes:
         label: its name in the report.
-        algo: the name of the algorithm.
         config: the config of its runs, at the first value of the sweep.
-        words: the flags that the user gave to this variant alone, for titles, and for
-            the identity of a study.
+        words: the flags that this variant alone has, as study.json and titles have
+            them.
         parameters: the parameters that are set, swept or tuned for its runs.
         swept: the axis of the sweep, if its runs have the parameter.
         tuned: the tuned axes whose parameters its runs have.
-        readers: reads the values of its axes.
+        readers: the parameters of its runs that a study may set, each with the function
+            that reads its value.
         objects: what Python code passed in place of names.
     """
 
     label: str
-    algo: str
     config: RunConfig
     words: Words = ()
     parameters: frozenset[str] = frozenset()
@@ -131,17 +132,32 @@ class Variant(NamedTuple):
     objects: Objects = NO_OBJECTS
 
     @property
+    def algo(self) -> str:
+        """The name of the algorithm."""
+        return self.config.algo
+
+    @property
     def points(self) -> dict[str, dict[str, str]]:
         """The values of the sweep by flag, by name such as "workers=4"; one "" without.
 
         A value's name is also that of a folder.
         """
-        return {named(x): x for x in combinations(self.swept)} or {"": {}}
+        return {format_values(x): x for x in combinations(self.swept)} or {"": {}}
 
     @property
     def own_flags(self) -> list[Words]:
         """Its own flags, each with its value."""
         return flag_groups(self.words)
+
+    @property
+    def own_names(self) -> list[str]:
+        """The parameters that this variant alone sets."""
+        return [parameter(flag) for flag, *_ in self.own_flags]
+
+    @property
+    def num_points(self) -> int:
+        """The number of values of the sweep; 1 without one."""
+        return math.prod(len(axis.values) for axis in self.swept)
 
     @property
     def trials(self) -> int:
@@ -156,10 +172,7 @@ class Variant(NamedTuple):
         """
         values: dict[str, Any] = {}
         for name, text in texts.items():
-            try:
-                values[name] = self.readers[name](text)
-            except ArgumentTypeError as error:
-                raise BadRequest(f"argument {flag_of(name)}: {error}") from None
+            values[name] = read_text(name, self.readers[name], text)
         return values
 
     def configs(self) -> dict[str, RunConfig]:
@@ -176,6 +189,18 @@ class Variant(NamedTuple):
     def decisive_trials(self) -> Iterator[dict[str, str]]:
         """Yields values by flag; if any trial is invalid, one of these is."""
         return combinations([x._replace(values=x.decisive) for x in self.tuned])
+
+
+def read_text(name: str, read: Callable[[str], Any], text: str) -> Any:
+    """Reads the value of a parameter.
+
+    Raises:
+        BadRequest: the text is no value of it.
+    """
+    try:
+        return read(text)
+    except ArgumentTypeError as error:
+        raise BadRequest(f"argument {flag_of(name)}: {error}") from None
 
 
 def at(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
@@ -221,7 +246,7 @@ def combinations(axes: Sequence[Axis]) -> Iterator[dict[str, str]]:
         yield dict(zip(flags, values, strict=True))
 
 
-def named(values: Mapping[str, str]) -> str:
+def format_values(values: Mapping[str, str]) -> str:
     """Returns values by flag as a name, such as "lr=0.1,period=4"; "" for none."""
     return ",".join(f"{flag}={value}" for flag, value in values.items())
 

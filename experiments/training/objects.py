@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Union
 
 from experiments.command import factories
-from experiments.command.factories import ALGORITHM, Factory, Kind
+from experiments.command.factories import ALGORITHM, TASK, Factory, Kind
 
 if TYPE_CHECKING:  # a bad request need not import jax
     from experiments.tasks.task import Task
@@ -50,6 +50,10 @@ class Objects:
         if callable(passed_object):
             return factories.of_function(kind, name, passed_object)
         return factories.of_function(kind, name, lambda: passed_object)
+
+    def describe_both(self, algo: str, task: str) -> list[Factory]:
+        """Describes the algorithm and the task of a run, by their names."""
+        return [self.describe(ALGORITHM, algo), self.describe(TASK, task)]
 
     def _find(self, kind: Kind) -> Any:
         """Returns the object in place of an algorithm or a task; None if none is."""

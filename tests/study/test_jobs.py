@@ -108,7 +108,7 @@ def planned(folder, variants=2, seeds=3, trials=2):
     """Run sets with trials, in an empty folder."""
 
     def run_set(number, **changes):
-        variant = Variant(f"v{number}", "sync_sgd", RunConfig())
+        variant = Variant(f"v{number}", RunConfig(algo="sync_sgd"))
         own = RunSet(variant, number, "", RunConfig(), folder, range(seeds))
         return own._replace(**changes)
 

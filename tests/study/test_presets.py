@@ -156,8 +156,8 @@ def test_a_users_flags_replace_the_presets_of_that_name():
     assert ("--period", "16") in plain.shared
     periods = [g for g in changed.shared if parameter(g[0]) == "period"]
     assert periods == [("--period=3",)]
-    names = [x[:3] for x in changed.variant_words]
-    assert names == [x[:3] for x in plain.variant_words]
+    names = [(x.label, x.algo, x.words) for x in changed.variants]
+    assert names == [(x.label, x.algo, x.words) for x in plain.variants]
     assert changed.tune == plain.tune
 
 
@@ -191,10 +191,10 @@ def test_a_user_may_negate_what_a_preset_sets(tmp_path, monkeypatch):
     )
     monkeypatch.setitem(presets.FILES, "own", path)
     found = {"nesterov": True, "lr": 0.1, "fused": True, "algos": "a, b --c 1"}
-    assert presets.under("own", []) == found
+    assert presets.under("own", set()) == found
     for words, name in (("--no-nesterov", "nesterov"), ("--lr=1", "lr")):
         left = {k: x for k, x in found.items() if k != name}
-        assert presets.under("own", [(words,)]) == left
+        assert presets.under("own", presets.names_in([(words,)])) == left
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def study_of(out, *argv, seeds=5) -> StudyConfig:
     """A study of sync_sgd and bmuf, with the flags given."""
     networks = ["--network", SLOW.name, "--network", FAST.name]
     first = ["--algos=sync_sgd,bmuf", f"--step-time={STEP_TIME}", f"--seeds={seeds}"]
-    return config.parse([*first, *networks, f"--out={out}", *argv])
+    return config.read([*first, *networks, f"--out={out}", *argv])
 
 
 @pytest.fixture

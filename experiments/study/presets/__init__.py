@@ -1,7 +1,7 @@
 """Published comparisons as data: NAME.toml here or in a folder."""
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,34 +25,43 @@ def paper(name: str) -> dict[str, str]:
     }
 
 
-def under(name: str, given: Sequence[Words]) -> dict[str, Any]:
+def under(name: str, user_names: Collection[str]) -> dict[str, Any]:
     """Returns a preset's flags by parameter, except what the user sets.
 
     Args:
         name: the name of the preset.
-        given: the user's flags, each with its value.
+        user_names: the parameters that the user sets, sweeps or tunes.
     """
-    pairs = [" ".join(group).replace(" ", "=", 1).partition("=") for group in given]
-    theirs = set().union(*(_sets(flag, value) for flag, _, value in pairs))
+    left_out = {*user_names}
     # Both flags set the global batch: the user's wins.
-    if "batch_size" in theirs:
-        theirs |= {"worker_batch"}
+    if "batch_size" in left_out:
+        left_out.add("worker_batch")
     # The preset's baseline is one of its own algorithms.
-    if "algos" in theirs:
-        theirs |= {"baseline"}
-    kept = {}
+    if "algos" in left_out:
+        left_out.add("baseline")
+    values: dict[str, Any] = {}
     for flag, value in load(name)["flags"].items():
-        several = value if isinstance(value, list) else [value]
-        left = [x for x in several if not theirs & _sets(flag, x)]
-        if left:
-            kept[parameter(flag)] = left if isinstance(value, list) else value
-    if "algos" in kept:
-        kept["algos"] = ", ".join(kept["algos"])
-    return kept
+        items = value if isinstance(value, list) else [value]
+        items = [item for item in items if not left_out & _names_in(flag, item)]
+        if items:
+            values[parameter(flag)] = items if isinstance(value, list) else value
+    if "algos" in values:
+        values["algos"] = ", ".join(values["algos"])
+    return values
 
 
-def _sets(flag: str, value: Any) -> set[str]:
+def names_in(groups: Iterable[Words]) -> set[str]:
+    """Returns the parameters that flags set, sweep or tune, each with its value."""
+    names: set[str] = set()
+    for group in groups:
+        flag, _, value = " ".join(group).replace(" ", "=", 1).partition("=")
+        names |= _names_in(flag, value)
+    return names
+
+
+def _names_in(flag: str, value: Any) -> set[str]:
     """Returns the parameters that a flag sets: its own, and those that it varies."""
     name = parameter(flag)
-    varied = parse_axis(f"--{name}", value).flags if name in ("tune", "sweep") else ()
-    return {name, *varied}
+    if name in ("tune", "sweep"):
+        return {name, *parse_axis(f"--{name}", value).flags}
+    return {name}
