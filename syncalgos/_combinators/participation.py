@@ -103,8 +103,9 @@ def participating(
 
     What a worker contributes keeps its dtype: in float16, it overflows beyond 65,504.
     Leaves that a strategy returns as they are, and strategies that send nothing, are
-    not weighted. An optax transformation in front of a reducer must be proportional, as
-    momentum is: clip in a `reduce_with` of its own.
+    not weighted. In an optax transformation, each reducer weighs what it gets, so that
+    a clip in front sees the worker's own gradient; one that sends without a reducer is
+    weighted in front, and must be proportional.
 
     Args:
         strategy: a strategy that combines replicas or gradients by a mean. In a

@@ -5,6 +5,7 @@ itself; code that averages anything else asks for the share here.
 """
 
 from contextlib import AbstractContextManager
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,9 @@ from syncalgos._dtypes import PyTree, narrow, on_floats, widen
 from syncalgos.collectives._axes import Setting
 
 _OWN: Setting[jax.Array | None] = Setting("share", None)
+
+_REDUCERS: Setting[list[Any] | None] = Setting("reducers", None)
+"""The updates that reducers were called with, where each weighs its own; else None."""
 
 
 def counting(share: jax.Array | None) -> AbstractContextManager[None]:
@@ -61,6 +65,24 @@ def weighted(tree: PyTree) -> PyTree:
         tree: arrays; returned unchanged if workers are not weighted.
     """
     return times_share(tree, noted_share())
+
+
+def weighing_in_reducers(reducer_inputs: list[Any]) -> AbstractContextManager[None]:
+    """Lets reducers weigh what they get, while the block is traced.
+
+    Args:
+        reducer_inputs: a list, to which each reducer appends what it was called with.
+    """
+    return _REDUCERS.set_to(reducer_inputs)
+
+
+def enter_reducer(updates: PyTree) -> PyTree:
+    """Returns a reducer's updates, times the worker's share if it is to weigh them."""
+    reducer_inputs = _REDUCERS.get()
+    if reducer_inputs is None:
+        return updates
+    reducer_inputs.append(updates)
+    return weighted(updates)
 
 
 def times_share(tree: PyTree, share: jax.Array | None) -> PyTree:

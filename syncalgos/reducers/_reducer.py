@@ -15,6 +15,7 @@ from syncalgos import checks
 from syncalgos._calls import Call, written
 from syncalgos._keys import uniform
 from syncalgos.collectives import Axis, PyTree
+from syncalgos.collectives._shares import enter_reducer
 from syncalgos.reducers import _stacking
 from syncalgos.reducers._stacking import Layered
 from syncalgos.strategy import require_same
@@ -72,6 +73,7 @@ class Reducer(_OfOptax):
             step: Any = None,
             **_: Any,
         ) -> tuple[PyTree, PyTree]:
+            updates = enter_reducer(updates)
             combined, _, state = call_combine(combine, updates, state, step)
             return combined, state
 

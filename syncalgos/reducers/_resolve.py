@@ -5,10 +5,12 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import optax
 
-from syncalgos import checks
+from syncalgos import checks, collectives
 from syncalgos.collectives import Axis, PyTree
+from syncalgos.collectives._shares import noted_share, weighing_in_reducers
 from syncalgos.reducers import _dense, _robust
 from syncalgos.reducers._reducer import Reducer, Transformation
 from syncalgos.strategy import require_same
@@ -70,6 +72,35 @@ def resolve(
     )
 
 
+def _weigh_in_reducers(
+    update: Callable[..., tuple[PyTree, PyTree]],
+    updates: PyTree,
+    state: PyTree,
+    params: PyTree,
+) -> tuple[PyTree, PyTree]:
+    """Calls an update whose reducers, not what is in front, see the worker's share.
+
+    In front of a reducer there may be a clip, or another function of a worker's own
+    gradients that does not scale with them. Where no reducer is inside, the updates
+    stay as `participating` has weighted them.
+    """
+    own_updates = collectives.unweighted(updates)
+    reducer_inputs: list[PyTree] = []
+    with weighing_in_reducers(reducer_inputs):
+        jax.eval_shape(update, own_updates, state, params)
+        if not reducer_inputs:
+            return update(updates, state, params)
+        result, new_state = update(own_updates, state, params)
+    if jax.tree.structure(result) != jax.tree.structure(updates):
+        return result, new_state  # which `_check_updates` refuses
+
+    def keep_unchanged(result: Any, own_update: Any, update: Any) -> Any:
+        return update if result is own_update else result
+
+    # What passes as it is, as beside a mask, is the caller's, which knows it so.
+    return jax.tree.map(keep_unchanged, result, own_updates, updates), new_state
+
+
 def _check_updates(
     where: str, transformation: optax.GradientTransformationExtraArgs
 ) -> optax.GradientTransformationExtraArgs:
@@ -78,7 +109,11 @@ def _check_updates(
     def update(
         updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any
     ) -> tuple[PyTree, PyTree]:
-        combined, state = transformation.update(updates, state, params, **extra)
+        call = functools.partial(transformation.update, **extra)
+        if noted_share() is None:
+            combined, state = call(updates, state, params)
+        else:
+            combined, state = _weigh_in_reducers(call, updates, state, params)
         changer = f"{where}: the transformation"
         return require_same(changer, "updates", updates, combined), state
 

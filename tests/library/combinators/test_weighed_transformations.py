@@ -1,0 +1,106 @@
+"""Workers that skip, and what optax transformations do before their reducer weighs."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import syncalgos as sa
+from syncalgos import Replica, Strategy, participating, reducers
+
+WEIGHTS = np.array([0.0, 1.0, 2.0])
+GRADS = np.array([[-13.5, 4.0], [-1.5, 1.0], [-0.9, 2.0]], np.float32)
+CLIPPED_MEAN = WEIGHTS @ np.clip(GRADS, -1, 1) / 3
+PLAIN_MEAN = WEIGHTS @ GRADS / 3
+MEAN = reducers.mean(axis="batch")
+CLIP_THEN_MEAN = optax.chain(optax.clip(1.0), MEAN)
+
+
+def one_to_two(step, workers):
+    return jnp.asarray(WEIGHTS)
+
+
+def weigh(strategy: Strategy) -> Strategy:
+    return participating(strategy, one_to_two)
+
+
+def reduce_twice(strategy: Strategy) -> np.ndarray:
+    """What the workers' gradients become at the second step, (workers, entries)."""
+
+    def worker(grads: jax.Array) -> jax.Array:
+        params = jnp.zeros(2)
+        state = strategy.init(params)
+        _, state = strategy.reduce(grads, Replica(params), state, 0)
+        return strategy.reduce(grads, Replica(params), state, 1)[0]
+
+    return np.asarray(jax.vmap(worker, axis_name="batch")(jnp.asarray(GRADS)))
+
+
+def sync_once(strategy: Strategy) -> np.ndarray:
+    """The params after a round that moved each worker by its gradient."""
+
+    def worker(grads: jax.Array) -> jax.Array:
+        state = strategy.init(jnp.zeros(2))
+        return strategy.sync(Replica(-grads), state, 0)[0].params
+
+    return np.asarray(jax.vmap(worker, axis_name="batch")(jnp.asarray(GRADS)))
+
+
+def test_clip_in_front_of_a_mean_sees_gradients_without_weights():
+    strategy = weigh(sa.reduce_with(CLIP_THEN_MEAN, axis="batch"))
+    np.testing.assert_allclose(reduce_twice(strategy), [CLIPPED_MEAN] * 3, rtol=1e-6)
+
+
+def test_clip_in_front_of_an_outer_step_sees_moves_without_weights():
+    strategy = weigh(sa.outer_step(optax.sgd(1.0), CLIP_THEN_MEAN, axis="batch"))
+    np.testing.assert_allclose(sync_once(strategy), [-CLIPPED_MEAN] * 3, rtol=1e-6)
+
+
+def test_momentum_in_front_of_a_mean_is_each_workers_own():
+    momentum_then_mean = optax.chain(optax.trace(0.5), MEAN)
+    strategy = weigh(sa.reduce_with(momentum_then_mean, axis="batch"))
+    np.testing.assert_allclose(
+        reduce_twice(strategy), [1.5 * PLAIN_MEAN] * 3, rtol=1e-6
+    )
+
+
+def test_worker_that_skips_sends_nothing_of_its_earlier_momentum():
+    def leaves_after_a_step(step, workers):
+        return jnp.where(step == 0, jnp.ones(workers), jnp.asarray(WEIGHTS))
+
+    momentum_then_mean = optax.chain(optax.trace(0.5), MEAN)
+    reduce = sa.reduce_with(momentum_then_mean, axis="batch")
+    strategy = participating(reduce, leaves_after_a_step)
+    np.testing.assert_allclose(
+        reduce_twice(strategy), [1.5 * PLAIN_MEAN] * 3, rtol=1e-6
+    )
+
+
+def test_leaves_beside_a_mask_stay_each_workers_own():
+    def worker(grads: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        masked_mean = optax.masked(CLIP_THEN_MEAN, {"sent": True, "kept": False})
+        strategy = weigh(sa.reduce_with(masked_mean, axis="batch"))
+        state = strategy.init(grads)
+        return strategy.reduce(grads, Replica(grads), state, 0)[0]
+
+    grads = {"sent": jnp.asarray(GRADS), "kept": jnp.asarray(GRADS)}
+    reduced = jax.vmap(worker, axis_name="batch")(grads)
+    np.testing.assert_allclose(reduced["sent"], [CLIPPED_MEAN] * 3, rtol=1e-6)
+    np.testing.assert_array_equal(reduced["kept"], GRADS)
+
+
+@pytest.mark.parametrize("reduce", [MEAN, CLIP_THEN_MEAN], ids=["mean", "clip, mean"])
+def test_weights_that_are_equal_change_nothing(reduce):
+    strategy = sa.reduce_with(reduce, axis="batch")
+    equal = participating(strategy, lambda step, workers: jnp.ones(workers))
+    np.testing.assert_allclose(reduce_twice(equal), reduce_twice(strategy), rtol=1e-6)
+
+
+def test_transformation_that_sends_by_itself_is_weighed_in_front():
+    def update(updates, state, params=None):
+        return jax.lax.pmean(updates, "batch"), state
+
+    transformation = optax.GradientTransformation(optax.init_empty_state, update)
+    strategy = weigh(sa.reduce_with(transformation, axis="batch"))
+    np.testing.assert_allclose(reduce_twice(strategy), [PLAIN_MEAN] * 3, rtol=1e-6)
