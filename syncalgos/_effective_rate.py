@@ -247,9 +247,9 @@ def _begin(parts: _Parts, workers: int, hyperparams: PyTree, params: PyTree) -> 
     optimizer = parts.make_optimizer(hyperparams)
 
     def begin_worker(_: Any) -> tuple[Replica, PyTree]:
-        own = jax.tree.map(jnp.asarray, params)
-        replica = seeing(strategy, Replica(own, optimizer.init(own)))
-        return replica, strategy.init(own)
+        start_params = jax.tree.map(jnp.asarray, params)
+        replica = seeing(strategy, Replica(start_params, optimizer.init(start_params)))
+        return replica, strategy.init(start_params)
 
     axes = _axis_names(strategy)
     shape = [1] * (len(axes) - 1) + [workers]

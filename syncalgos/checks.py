@@ -334,19 +334,19 @@ def leaf_name(path: Any) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
-def named_leaves(what: str, tree: Any) -> list[tuple[str, Any]]:
+def named_leaves(tree_name: str, tree: Any) -> list[tuple[str, Any]]:
     """Returns each leaf of a tree with its name for messages: what['w'], …"""
     import jax
 
     leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return [(what + jax.tree_util.keystr(path), x) for path, x in leaves]
+    return [(tree_name + jax.tree_util.keystr(path), x) for path, x in leaves]
 
 
-def labels(what: str, tree: Any, params: Any) -> list[Any]:
+def labels(tree_name: str, tree: Any, params: Any) -> list[Any]:
     """Returns a label for each leaf of params.
 
     Args:
-        what: the argument's name, for the message.
+        tree_name: the argument's name, for the message.
         tree: a tree of labels like params, in which one label may stand for a whole
             subtree; or a function, (a leaf's path, its shape) -> label, or params ->
             such a tree.
@@ -363,25 +363,27 @@ def labels(what: str, tree: Any, params: Any) -> list[Any]:
     import numpy as np
 
     if is_function(tree) and misfit(tree, ["params"]):
-        called_with(what, tree, ["path", "shape"])
+        called_with(tree_name, tree, ["path", "shape"])
         leaves = jax.tree.leaves_with_path(params)
         return [tree(leaf_name(path), np.shape(x)) for path, x in leaves]
     tree = tree(params) if is_function(tree) else tree
     try:
         return jax.tree.leaves(jax.tree.broadcast(tree, params))
     except ValueError as error:
-        difference = unlike(what, params, tree, prefix=True)
-        raise ValueError(f"{what} must be a tree like params: {difference}") from error
+        difference = unlike(tree_name, params, tree, prefix=True)
+        raise ValueError(
+            f"{tree_name} must be a tree like params: {difference}"
+        ) from error
 
 
-def unlike(what: str, before: Any, after: Any, prefix: bool = False) -> str:
+def unlike(tree_name: str, expected_tree: Any, tree: Any, prefix: bool = False) -> str:
     """Names the first node at which the structures of two trees differ.
 
     Args:
-        what: the name of `after`, for the message.
-        before: the expected tree.
-        after: the tree to compare with it.
-        prefix: whether a leaf of `after` may stand for a whole subtree.
+        tree_name: the name of `tree`, for the message.
+        expected_tree: the expected tree.
+        tree: the tree to compare with it.
+        prefix: whether a leaf of `tree` may stand for a whole subtree.
 
     Returns:
         A text such as "buffers['dropout'] is missing"; "" if the structures agree.
@@ -397,10 +399,10 @@ def unlike(what: str, before: Any, after: Any, prefix: bool = False) -> str:
         is_empty = node is None or (type(node) is tuple and not node)
         return str(node) if is_empty else type(node).__name__
 
-    expected_nodes = _nodes(before)
-    nodes = _nodes(after)
+    expected_nodes = _nodes(expected_tree)
+    nodes = _nodes(tree)
     for path, expected in expected_nodes.items():
-        name = what + jax.tree_util.keystr(path)
+        name = tree_name + jax.tree_util.keystr(path)
         if path not in nodes:
             parent = path[:-1]
             if prefix and (parent not in nodes or is_leaf(nodes[parent])):
@@ -411,13 +413,13 @@ def unlike(what: str, before: Any, after: Any, prefix: bool = False) -> str:
             return f"{name} is {kind(node)}, not {kind(expected)}"
     for path in nodes:
         if path not in expected_nodes:
-            return f"{what}{jax.tree_util.keystr(path)} is unexpected"
+            return f"{tree_name}{jax.tree_util.keystr(path)} is unexpected"
     if prefix:
         return ""
     # Static fields of a node, such as a module's settings; the innermost node first.
     for path, expected in reversed(expected_nodes.items()):
         if jax.tree.structure(expected) != jax.tree.structure(nodes[path]):
-            name = what + jax.tree_util.keystr(path)
+            name = tree_name + jax.tree_util.keystr(path)
             return f"{name}, a {type(expected).__name__}, has other static fields"
     return ""
 

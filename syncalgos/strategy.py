@@ -509,7 +509,11 @@ def changes_params(
 
 
 def require_same(
-    changer: str, what: str, before: PyTree, after: PyTree, casts: bool = False
+    changer: str,
+    tree_name: str,
+    old_tree: PyTree,
+    new_tree: PyTree,
+    casts: bool = False,
 ) -> PyTree:
     """Requires that a tree keeps its structure, shapes and dtypes.
 
@@ -517,21 +521,23 @@ def require_same(
     what it was given: jax would broadcast a result of another shape without a word.
 
     Args:
-        changer: the function that returned `after`, for the message.
-        what: the tree's name, for the message.
-        before: the tree that it was given.
-        after: the tree that it returned.
+        changer: the function that returned `new_tree`, for the message.
+        tree_name: the tree's name, for the message.
+        old_tree: the tree that it was given.
+        new_tree: the tree that it returned.
         casts: whether a leaf may have another dtype of floats.
 
     Returns:
-        `after`, without weak types.
+        `new_tree`, without weak types.
 
     Raises:
         ValueError: the tree changed; the first leaf that differs is named.
     """
-    if jax.tree.structure(after) != jax.tree.structure(before):
-        difference = checks.unlike(what, before, after)
-        raise ValueError(f"{changer} changes the structure of {what}: {difference}")
+    if jax.tree.structure(new_tree) != jax.tree.structure(old_tree):
+        difference = checks.unlike(tree_name, old_tree, new_tree)
+        raise ValueError(
+            f"{changer} changes the structure of {tree_name}: {difference}"
+        )
 
     def check_leaf(path: Any, x: Any, y: Any) -> Any:
         old_type = jax.typeof(x)
@@ -542,13 +548,13 @@ def require_same(
         has_same_dtype = is_cast or old_type.dtype == new_type.dtype
         if old_type.shape != new_type.shape or not has_same_dtype:
             raise ValueError(
-                f"{changer} changes {what}{jax.tree_util.keystr(path)} from "
+                f"{changer} changes {tree_name}{jax.tree_util.keystr(path)} from "
                 f"{old_type.str_short()} to {new_type.str_short()}: shape and dtype "
                 "must stay"
             )
         return y
 
-    return strong(jax.tree_util.tree_map_with_path(check_leaf, before, after))
+    return strong(jax.tree_util.tree_map_with_path(check_leaf, old_tree, new_tree))
 
 
 def take_step(

@@ -125,7 +125,7 @@ def _follow_runs(
     # A later pass takes what differs after this one, until no more does.
     pairs = zip(inputs[carry], differs, strict=False)
     next_inputs = list(inputs)
-    next_inputs[carry] = [before or after for before, after in pairs]
+    next_inputs[carry] = [old_flag or new_flag for old_flag, new_flag in pairs]
     if next_inputs == inputs:
         return differs
     return _follow_runs(equation, next_inputs, sent_names)

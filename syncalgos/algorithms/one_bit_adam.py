@@ -99,12 +99,9 @@ def one_bit_adam(
     def reduce(
         grads: PyTree, replica: Replica, state: OneBitAdamState, step: Any
     ) -> tuple[PyTree, OneBitAdamState]:
+        step = same_on_all(step, axis)
         new_state = jax.lax.cond(
-            same_on_all(step, axis) < dense_steps,
-            average_exactly,
-            average_signs,
-            widen(grads),
-            state,
+            step < dense_steps, average_exactly, average_signs, widen(grads), state
         )
         moments = new_state.first, new_state.second
         updates = narrow(adam.steps(*moments), grads)

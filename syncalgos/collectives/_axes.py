@@ -107,7 +107,7 @@ def mapped_names(axis: Axis) -> tuple[str, ...]:
     return (axis,) if isinstance(axis, str) else axis
 
 
-def check_whole(what: str, names: set[str], every: tuple[str, ...]) -> None:
+def check_whole(operation: str, names: set[str], every: tuple[str, ...]) -> None:
     """Refuses some of the axes over which all workers lie, without the outermost.
 
     Raises:
@@ -115,8 +115,8 @@ def check_whole(what: str, names: set[str], every: tuple[str, ...]) -> None:
     """
     if names & {*every[1:]} and every[0] not in names:
         raise ValueError(
-            f"{what} over {sorted(names)} cannot be counted: only a layout tells how "
-            f"many workers lie along a part of {every}; send over all of it"
+            f"{operation} over {sorted(names)} cannot be counted: only a layout tells "
+            f"how many workers lie along a part of {every}; send over all of it"
         )
 
 

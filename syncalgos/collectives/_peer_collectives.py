@@ -82,10 +82,10 @@ def all_to_all(tree: PyTree, axis: Peers) -> PyTree:
             return [every[:, rank] for every in _gather(arrays, axis)]
         results = [x.copy() for x in arrays]
         for distance in range(1, size):
-            to = (rank + distance) % size
+            target = (rank + distance) % size
             source = (rank - distance) % size
-            rows = [x[to : to + 1] for x in arrays]
-            arrived = _send_receive(rows, to, source, axis)
+            rows = [x[target : target + 1] for x in arrays]
+            arrived = _send_receive(rows, target, source, axis)
             for result, row in zip(results, arrived, strict=True):
                 result[source] = row[0]
         return results
@@ -189,16 +189,16 @@ def _exchange(arrays: Sequence[np.ndarray], row: np.ndarray, axis: Peers) -> Arr
         return [every[source] for every in _gather(arrays, axis)]
     if source == axis.rank:
         return [*arrays]
-    to = int(np.flatnonzero(row == axis.rank)[0])
-    return _send_receive(arrays, to, source, axis)
+    target = int(np.flatnonzero(row == axis.rank)[0])
+    return _send_receive(arrays, target, source, axis)
 
 
 def _send_receive(
-    arrays: Sequence[np.ndarray], to: int, source: int, axis: Peers
+    arrays: Sequence[np.ndarray], target: int, source: int, axis: Peers
 ) -> Arrays:
     parts = _join([_as_bytes(x) for x in arrays])
     transport: Any = axis.transport
-    arrived = transport.send_receive(parts, to, source)
+    arrived = transport.send_receive(parts, target, source)
     return _from_bytes(arrived, arrays, parts)
 
 

@@ -264,7 +264,7 @@ def replicated_leaves(
         )
         step_flags = stays_replicated[len(is_replicated) :]
         pairs = zip(stays_replicated, is_replicated, strict=False)
-        next_flags = [after and before for after, before in pairs]
+        next_flags = [new_flag and old_flag for new_flag, old_flag in pairs]
         if next_flags == is_replicated:
             return is_replicated, step_flags
         is_replicated = next_flags
