@@ -1,4 +1,4 @@
-.PHONY: check lint fast slow laws mutants format bench table vectors docs
+.PHONY: check lint fast slow laws mutants format bench table vectors notebooks docs
 
 check: lint
 	python -m pytest -n 2 --dist loadfile
@@ -39,7 +39,10 @@ vectors:
 
 # Notebooks show what is on stderr: a compiler for TPUs would look for one, and say so.
 # The kernel in docs/kernels does not warn that a notebook runs without encryption.
+notebooks:
+	JAX_PLATFORMS=cpu PYTHONPATH=.:docs python -m pages.notebooks
+
 docs:
-	@echo "a minute or two, and some more if notebooks run (see SPHINX) or animations are drawn"
-	JUPYTER_PATH=$(CURDIR)/docs JAX_PLATFORMS=cpu python -m sphinx -q -E -W --keep-going $(SPHINX) -b html docs docs/_build/html
+	@echo "a minute or two"
+	JAX_PLATFORMS=cpu python -m sphinx -q -E -W --keep-going -b html docs docs/_build/html
 	@echo "the site: docs/_build/html/index.html"

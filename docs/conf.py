@@ -12,7 +12,16 @@ ROOT = DOCS.parent
 MADE_PAGES = DOCS / "_made"
 sys.path[:0] = [str(DOCS), str(ROOT)]
 
-from pages import algorithms, core, diffs, files, links, rst, signatures  # noqa: E402
+from pages import (  # noqa: E402
+    algorithms,
+    core,
+    diffs,
+    files,
+    links,
+    notebooks,
+    rst,
+    signatures,
+)
 from pages.motion import trajectories  # noqa: E402
 
 import syncalgos  # noqa: E402
@@ -29,16 +38,21 @@ extensions = [
     "sphinx-mathjax-offline",
     "sphinx_copybutton",
 ]
-# Records and tables are files to download.
-exclude_patterns = ["_build", "pages", "records", "studies/*/*.md", "**.ipynb"]
+# Records and tables are files to download; notebooks are shown with their outputs.
+exclude_patterns = [
+    "_build",
+    "pages",
+    "records",
+    "studies/*/*.md",
+    "notebooks/*.md",
+    "**/.ipynb_checkpoints",
+]
 default_role = "py:obj"
 smartquotes = False  # quotes and dashes of code in prose are to be copied
 
 myst_enable_extensions = ["deflist", "dollarmath"]
 myst_heading_anchors = 3
-nb_execution_timeout = 900
-nb_execution_raise_on_error = True
-nb_merge_streams = True
+nb_execution_mode = "off"  # `make notebooks` runs them
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
@@ -123,7 +137,10 @@ def read_source(app, docname: str, source: list[str]) -> None:
         source[0] = core.filled(source[0])
     if docname == "from-flax-and-optax":
         source[0] = diffs.filled(source[0])
-    if not docname.startswith(("_made/", "notebooks/")):
+    if docname.startswith("notebooks/"):
+        name = docname.removeprefix("notebooks/")
+        source[0] = notebooks.show_on_site(source[0], name)
+    elif not docname.startswith("_made/"):
         source[0] = links.rewritten(source[0], f"docs/{docname}.md")
     if docname in CHILDREN:
         pages = CHILDREN[docname].replace(" ", "\n")
@@ -153,8 +170,6 @@ def setup(app) -> None:
     write_pictures()  # pages show those that are there
     write_pages()
     app.connect("source-read", read_source)
-    # Before Sphinx looks for files to download.
-    app.connect("doctree-read", prose.offer_notebook, priority=100)
     app.connect("doctree-read", prose.finish)
     # Before napoleon, which turns sections into fields.
     app.connect("autodoc-process-docstring", read_docstring, priority=100)

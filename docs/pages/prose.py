@@ -1,19 +1,16 @@
 """Text of the site's pages: its signs and spaces, and links to what it names."""
 
-import os
 import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from docutils import nodes
-from sphinx.addnodes import desc_signature, download_reference, pending_xref
+from sphinx.addnodes import desc_signature, pending_xref
 
 import syncalgos
 from pages import papers
 
 CODE = nodes.literal, nodes.FixedTextElement, nodes.math, nodes.raw, desc_signature
 LINKS = nodes.reference, pending_xref, nodes.title, nodes.term, desc_signature
-PAGES = "https://github.com/syncalgos/syncalgos/blob/main/docs"
 # A sign of a number, one between two, a dash, an arrow; spaces at which no line ends.
 SIGNS = (
     (re.compile(r"(?<![\w.\u2212-])-(?=\d)"), "\u2212"),
@@ -42,23 +39,6 @@ def finish(app, doctree: nodes.document) -> None:
     page = app.env.docname
     if not page.startswith("reference/"):
         to_algorithms(doctree, page, app.builder.get_relative_uri)
-
-
-def offer_notebook(app, doctree: nodes.document) -> None:
-    """Puts a link to the executed notebook below its title.
-
-    In the notebook, which is read elsewhere, links to pages lead to the repository.
-    """
-    page = app.env.docname
-    if page.startswith("notebooks/"):
-        path = Path(app.env.mystnb_config.output_folder) / f"{page}.ipynb"
-        text = re.sub(r"\]\(\.\./(?=[\w-]+\.md)", f"]({PAGES}/", path.read_text())
-        path.write_text(re.sub(r"\]\((?=[\w-]+\.md)", f"]({PAGES}/notebooks/", text))
-        target = "/" + os.path.relpath(path, app.srcdir)
-        link = download_reference("", "this notebook, executed", reftarget=target)
-        ends = ". In Colab, its first cell installs what it needs."
-        line = nodes.paragraph("", "Download ", link, nodes.Text(ends))
-        next(doctree.findall(nodes.title)).parent.insert(1, line)
 
 
 def inside(node: nodes.Node, kinds: tuple[type, ...]) -> bool:

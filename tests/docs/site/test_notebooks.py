@@ -1,12 +1,16 @@
 """Notebooks: each runs in a fresh process and prints the facts that its text uses."""
 
 import re
+from pathlib import Path
 
 import jupytext
 import pytest
 from commands import ROOT, run_python
+from pages import notebooks
 
 FOLDER = ROOT / "docs" / "notebooks"
+NAMES = [source.stem for source in notebooks.find_sources()]
+LARGEST_FILE = 600_000  # bytes
 TIMEOUT = 900  # seconds; the longest takes two CPU minutes
 
 # Figures are drawn where the site draws them: after all cells have run.
@@ -36,7 +40,62 @@ def printed(name, tmp_path):
     return out
 
 
-@pytest.mark.long  # `make docs` runs it, too
+def find_outputs(name):
+    """The outputs of the committed notebook, of all cells."""
+    notebook = jupytext.read(FOLDER / f"{name}.ipynb")
+    return [x for cell in notebook.cells for x in cell.get("outputs", [])]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_notebook_with_outputs_has_the_cells_of_its_source(name):
+    shown = jupytext.read(FOLDER / f"{name}.ipynb").cells
+    written = notebooks.read_source(FOLDER / f"{name}.md").cells
+    assert [x.source for x in shown] == [x.source for x in written], "make notebooks"
+    assert "colab-badge" in shown[0].source and "pip install" in shown[1].source
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_notebook_was_run_from_top_to_bottom_and_shows_its_figures(name):
+    notebook = jupytext.read(FOLDER / f"{name}.ipynb")
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == [*range(1, len(code) + 1)]
+    kinds = [output.output_type for output in find_outputs(name)]
+    assert kinds.count("display_data") == str(cells(f"{name}.md")).count("subplots(")
+    assert {*kinds} == {"stream", "display_data"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_notebook_is_small_and_tells_nothing_of_the_machine_that_ran_it(name):
+    text = (FOLDER / f"{name}.ipynb").read_text("utf-8")
+    assert len(text) < LARGEST_FILE
+    notebook = jupytext.read(FOLDER / f"{name}.ipynb")
+    assert notebook.metadata.keys() == {"kernelspec", "language_info"}
+    assert all(cell.metadata.keys() <= {"tags"} for cell in notebook.cells)
+    printed_text = "".join(output.get("text", "") for output in find_outputs(name))
+    assert str(ROOT) not in printed_text and str(Path.home()) not in printed_text
+
+
+def test_links_of_a_notebook_lead_to_the_repository_and_on_the_site_to_its_pages():
+    source = FOLDER / "five-algorithms.md"
+    text = "[a](../choosing.md#x), [b](reading-a-study.md), [c](https://d.org/e.md)"
+    shown = notebooks.replace_links(text, source)
+    docs = f"{notebooks.REPOSITORY}/docs"
+    assert shown == (
+        f"[a]({docs}/choosing.md#x), [b]({docs}/notebooks/reading-a-study.ipynb), "
+        "[c](https://d.org/e.md)"
+    )
+    on_site = notebooks.show_on_site(shown, "five-algorithms")
+    assert "(../choosing.md#x), [b](../notebooks/reading-a-study.ipynb)" in on_site
+
+
+def test_site_loads_no_badge_from_elsewhere():
+    text = (FOLDER / "five-algorithms.ipynb").read_text("utf-8")
+    shown = notebooks.show_on_site(text, "five-algorithms")
+    assert "badge" in text and "badge" not in shown
+    assert "{download}`download it <five-algorithms.ipynb>`" in shown
+
+
+@pytest.mark.long  # `make notebooks` runs it, too
 def test_five_algorithms_learn_and_send_what_rings_send(tmp_path):
     text = printed("five-algorithms.md", tmp_path)
     rows = re.findall(r"^(\w+) +([\d.]+) ± [\d.]+ % +([\d.]+) MB$", text, re.M)
@@ -52,7 +111,7 @@ def test_five_algorithms_learn_and_send_what_rings_send(tmp_path):
     assert "figures: 3" in text
 
 
-@pytest.mark.long  # `make docs` runs it, too
+@pytest.mark.long  # `make notebooks` runs it, too
 def test_own_algorithm_passes_its_test_and_trains_in_the_harness(tmp_path):
     text = printed("your-own-algorithm.md", tmp_path)
     assert text.startswith("passed\nfailed, as it should: Not equal")
@@ -69,7 +128,7 @@ def test_own_algorithm_passes_its_test_and_trains_in_the_harness(tmp_path):
     assert "figures: 2" in text
 
 
-@pytest.mark.long  # `make docs` runs it, too
+@pytest.mark.long  # `make notebooks` runs it, too
 def test_workers_of_the_gpt_are_sharded_and_diloco_sends_a_tenth(tmp_path):
     text = printed("diloco-gpt.md", tmp_path)
     whole, shard = (
@@ -89,7 +148,7 @@ def test_workers_of_the_gpt_are_sharded_and_diloco_sends_a_tenth(tmp_path):
     assert "figures: 3" in text
 
 
-@pytest.mark.long  # `make docs` runs it, too
+@pytest.mark.long  # `make notebooks` runs it, too
 def test_interval_of_a_study_is_that_of_its_table(tmp_path):
     text = printed("reading-a-study.md", tmp_path)
     ends = r":.* from ([-\d.]+) to ([-\d.]+)$"
