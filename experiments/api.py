@@ -32,7 +32,6 @@ from experiments.training.config import RunConfig
 from experiments.training.objects import Objects
 from experiments.training.prepare import prepare
 from experiments.training.process_group import on_host
-from experiments.training.progress import Line
 from experiments.training.summary import summarize
 from experiments.training.trackers import Tracker
 from syncalgos import Replica, Strategy
@@ -64,7 +63,7 @@ class Trained(NamedTuple):
     """
 
     summary: dict[str, Any]
-    metrics: list[Line]
+    metrics: list[dict[str, Any]]
     center: Replica
 
 
@@ -74,7 +73,7 @@ def train(
     *,
     task: Task | None = None,
     strategy: Strategy | None = None,
-    on_evaluation: Callable[[Line], None] | None = None,
+    on_evaluation: Callable[[dict[str, Any]], None] | None = None,
     track: Sequence[Tracker] = (),
 ) -> Trained:
     """Trains one task with one algorithm, as `python -m experiments.run` does.
@@ -127,7 +126,7 @@ def train(
         summary, missing = folder.finish(outcome, summarize(run, outcome))
         tracked.finish(summary.to_json())
     center = jax.tree.map(on_host, outcome.center)
-    result = Trained(summary.to_json(), outcome.progress.lines, center)
+    result = Trained(summary.to_json(), folder.lines, center)
     missing = [*missing, *tracked.failed]
     if missing:
         raise Unwritten("; ".join(missing), result)

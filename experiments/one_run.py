@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from experiments import files
 from experiments.checkpoint import lock
@@ -31,9 +32,9 @@ from experiments.training.export import Export
 from experiments.training.loop import Outcome, Watch, train
 from experiments.training.prepare import Run, check_files, checked, make_run
 from experiments.training.process_group import ALONE, ProcessGroup
-from experiments.training.progress import Line, Progress
+from experiments.training.progress import Progress
 from experiments.training.summary import Summary, summarize
-from experiments.training.summary_text import show_summary
+from experiments.training.summary_text import describe_evaluation, show_summary
 from experiments.training.trackers import Tracked, Tracker, Tracking
 from syncalgos import Replica, TrainState
 
@@ -179,6 +180,11 @@ class Folder:
         """The total time of the run until now."""
         return self.progress.earlier_seconds + time.perf_counter() - self._started
 
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl."""
+        return [evaluation.to_json() for evaluation in self.progress.evaluations]
+
     def record(self, command: Sequence[str]) -> None:
         """Writes config.json and the lines so far; removes an earlier run's files.
 
@@ -198,7 +204,7 @@ class Folder:
         out.mkdir(parents=True, exist_ok=True)
         (out / "summary.json").unlink(missing_ok=True)
         files.write_json(out / "config.json", config)
-        run_folder.write_metrics(out, self.progress.lines)
+        run_folder.write_metrics(out, self.lines)
 
     def track(self, trackers: Iterable[Tracker] = ()) -> Tracking:
         """Starts the trackers of the run, which follow the first process."""
@@ -213,7 +219,7 @@ class Folder:
                 id=self.progress.run_id or secrets.token_hex(16),
                 config={**run.facts, **settings, **c.arguments, **c.task_arguments},
                 folder=self.path,
-                lines=self.progress.lines,
+                lines=self.lines,
             )
         )
         return self.tracked
@@ -222,7 +228,7 @@ class Folder:
         self,
         report: terminal.Report,
         asked_to_stop: Callable[[], int],
-        on_evaluation: Callable[[Line], None] | None = None,
+        on_evaluation: Callable[[dict[str, Any]], None] | None = None,
         *,
         evaluate_at_end_only: bool = False,
     ) -> Outcome:
@@ -246,11 +252,11 @@ class Folder:
             report.step(progress.step, progress.losses[-1])
 
         def evaluated(center: Replica) -> None:
-            line = progress.lines[-1]
-            report.line(terminal.evaluation_line(line, c.steps, c.lr, c.validation))
+            evaluation = progress.evaluations[-1]
+            report.line(describe_evaluation(evaluation, c.steps, c.lr, c.validation))
             self.add(center)
             if on_evaluation is not None and run.group.is_first:
-                on_evaluation(line)
+                on_evaluation(evaluation.to_json())
 
         with keeping_results() as has_trained:
             watch = Watch(asked_to_stop, stepped, evaluated, self.save)
@@ -263,10 +269,10 @@ class Folder:
 
     def add(self, center: Replica) -> None:
         """Records the last evaluation, and exports its model if it is the best."""
-        lines = self.progress.lines
+        lines = self.lines
         if self._metrics is not None:
             self._metrics.add(lines)
-        why = self._export.add(center, lines)
+        why = self._export.add(center, self.progress.evaluations)
         if why:
             terminal.say(why)
         self.tracked.log(lines[-1])
@@ -295,11 +301,11 @@ class Folder:
         missing = remarks.unsaved(run.config.checkpoints, outcome)
         if path is not None:
             has_diverged = outcome.diverged_at is not None
-            line = self._export.find_line(
-                outcome.progress.lines, has_diverged=has_diverged
+            evaluation = self._export.find_evaluation(
+                outcome.progress.evaluations, has_diverged=has_diverged
             )
-            why = self._export.finish(outcome.center, line)
-            if why and line is None and (summary.diverged or summary.stopped):
+            why = self._export.finish(outcome.center, evaluation)
+            if why and evaluation is None and (summary.diverged or summary.stopped):
                 terminal.say(why)  # as its code says: there was nothing to write
             elif why:
                 missing.append(why)
@@ -318,4 +324,4 @@ class Folder:
             OSError: a file cannot be written.
         """
         if self._own is not None:
-            run_folder.finish(self._own, summary.to_json(), self.progress.lines)
+            run_folder.finish(self._own, summary.to_json(), self.lines)

@@ -18,11 +18,11 @@ from experiments.command import factories, terminal
 from experiments.command.errors import BadRequest, MayPass, may_pass
 from experiments.command.factories import ALGORITHM, TASK
 from experiments.command.words import RENAMED
-from experiments.training import progress, run_folder
+from experiments.training import run_folder
 from experiments.training.config import SETTINGS, RunConfig
 from experiments.training.machine import versions
 from experiments.training.prepare import Run
-from experiments.training.progress import Progress
+from experiments.training.progress import Progress, find_best
 from experiments.training.rounds import count_decisions
 from syncalgos import DataParallel, HeldPart, TrainState
 
@@ -98,6 +98,11 @@ class Record:
     start_id: str = ""
     data: str = ""
 
+    def to_json(self) -> dict[str, Any]:
+        """Returns the record in JSON's types."""
+        content = {x.name: getattr(self, x.name) for x in dataclasses.fields(self)}
+        return files.plain({**content, "progress": self.progress.to_json()})
+
 
 def read_record(shard: Shard) -> Record:
     """Reads the record of a shard.
@@ -107,9 +112,9 @@ def read_record(shard: Shard) -> Record:
     """
     content = shard.record
     try:
-        progress = Progress(**content["progress"])
+        progress = Progress.from_json(content["progress"])
         record = Record(**{**content, "progress": progress})
-    except (KeyError, TypeError) as error:  # of another version
+    except (AttributeError, KeyError, TypeError) as error:  # of another version
         raise ValueError(f"its record does not fit this version: {error}") from error
     if progress.step != shard.step:
         raise ValueError(f"its record is of step {progress.step}")
@@ -213,7 +218,7 @@ class Saver(NamedTuple):
             first=trainer.layout.own_workers.start,
             own=state_arrays.name_own_arrays(host_state),
             shared=state_arrays.name_shared_arrays(host_state, center),
-            record=files.plain(dataclasses.asdict(record)),
+            record=record.to_json(),
         )
 
     def _prune(self, newest: int) -> None:
@@ -221,10 +226,12 @@ class Saver(NamedTuple):
         best_step = None
         if self.run.config.keep == "best":
             saved_steps = {*shards.find_steps(self.folder)}
-            evaluations = [x for x in self.progress.lines if x["step"] in saved_steps]
-            best_evaluation = progress.best(evaluations)
-            if best_evaluation:
-                best_step = best_evaluation["step"]
+            evaluations = [
+                x for x in self.progress.evaluations if x.step in saved_steps
+            ]
+            best_evaluation = find_best(evaluations)
+            if best_evaluation is not None:
+                best_step = best_evaluation.step
         number, num_shards = self._place
         shards.prune_shards(
             self.folder,

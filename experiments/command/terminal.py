@@ -4,7 +4,6 @@ import math
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any
 
 from rich import progress
 from rich.console import Console
@@ -122,32 +121,6 @@ def show(text: str) -> None:
     """Prints a text on stdout, if it can be shown."""
     with suppress(OSError, ValueError):
         print("\n".join(map(printable, text.split("\n"))), flush=True)
-
-
-def evaluation_line(
-    line: dict[str, Any], steps: int, lr: float, validation: float | None
-) -> str:
-    """Formats one evaluation, with the learning rate if it differs from `lr`."""
-    figures = [f"{name} {figure(x)}" for name, x in measured(line, validation).items()]
-    new_lr = line["learning_rate"]
-    if new_lr != lr:
-        figures.append(f"lr {new_lr:.3g}")
-    return "  ".join([f"step {line['step']:>{len(str(steps))}}/{steps}", *figures])
-
-
-def measured(line: dict[str, Any], validation: float | None) -> dict[str, float | None]:
-    """Returns the training loss and the held-out measures of a line, by label.
-
-    Args:
-        line: a line of metrics.jsonl.
-        validation: as for `label_measures`.
-    """
-    measures = {
-        name: x
-        for name, x in line.items()
-        if name == "train_loss" or name.startswith("test_")
-    }
-    return label_measures(measures, validation)
 
 
 def label_measures(

@@ -17,9 +17,8 @@ from safetensors import SafetensorError
 
 from experiments import files
 from experiments.command.errors import BadRequest
-from experiments.training import progress
 from experiments.training.process_group import on_host
-from experiments.training.progress import Line
+from experiments.training.progress import Evaluation, find_best
 from syncalgos import Replica
 
 # The origin of a model, which its file names.
@@ -44,7 +43,7 @@ class Export(NamedTuple):
     origin: Mapping[str, Any]
     is_first: bool
 
-    def add(self, center: Replica, lines: Sequence[Line]) -> str:
+    def add(self, center: Replica, evaluations: Sequence[Evaluation]) -> str:
         """Writes the model of the last evaluation if it is the best (--keep best).
 
         Returns:
@@ -52,34 +51,36 @@ class Export(NamedTuple):
         """
         if self.path is None or self.keep != "best":
             return ""
-        last_line = lines[-1]
-        is_best = self._find_best(lines) is last_line
-        return self._write(center, last_line["step"]) if is_best else ""
+        last_evaluation = evaluations[-1]
+        is_best = self._find_best(evaluations) is last_evaluation
+        return self._write(center, last_evaluation.step) if is_best else ""
 
-    def find_line(self, lines: Sequence[Line], *, has_diverged: bool) -> Line | None:
+    def find_evaluation(
+        self, evaluations: Sequence[Evaluation], *, has_diverged: bool
+    ) -> Evaluation | None:
         """Returns the evaluation whose model the file is to hold; None if none is.
 
         Args:
-            lines: all evaluations of the run.
+            evaluations: all evaluations of the run.
             has_diverged: whether the run ended because it diverged.
         """
         if self.keep == "best":
-            return self._find_best(lines)
-        return None if has_diverged else lines[-1]
+            return self._find_best(evaluations)
+        return None if has_diverged else evaluations[-1]
 
-    def finish(self, center: Replica, line: Line | None) -> str:
+    def finish(self, center: Replica, evaluation: Evaluation | None) -> str:
         """Writes the model of the run's end, if it was not written before.
 
         Args:
             center: the model of the last evaluation.
-            line: the result of `find_line`.
+            evaluation: the result of `find_evaluation`.
 
         Returns:
             The reason why the model is not in its file, or "".
         """
-        if line is None or self.path is None:
+        if evaluation is None or self.path is None:
             return f"no model was written to {self.path}"
-        step = line["step"]
+        step = evaluation.step
         if self.keep == "last":
             return self._write(center, step)
         # The file was written at that evaluation.
@@ -90,11 +91,11 @@ class Export(NamedTuple):
             f"{step}"
         )
 
-    def _find_best(self, lines: Sequence[Line]) -> Line | None:
+    def _find_best(self, evaluations: Sequence[Evaluation]) -> Evaluation | None:
         """Returns the best evaluation, but for the last one if a stop caused it."""
         # Of a run that is resumed with other --steps, earlier ones may not be planned.
-        is_planned = lines[-1]["step"] in self.planned_steps
-        return progress.best(lines if is_planned else lines[:-1])
+        is_planned = evaluations[-1].step in self.planned_steps
+        return find_best(evaluations if is_planned else evaluations[:-1])
 
     def _write(self, center: Replica, step: int) -> str:
         """Writes the center and its origin; returns why it could not, or ""."""

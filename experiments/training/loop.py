@@ -29,7 +29,7 @@ from experiments.training import rounds
 from experiments.training.optimizers import in_force
 from experiments.training.prepare import Run
 from experiments.training.process_group import ProcessGroup
-from experiments.training.progress import Line, Progress
+from experiments.training.progress import MEASURE, Evaluation, Progress
 from syncalgos import LaneFormError, Replica, TrainState
 
 DIVERGED_ABOVE = 1000  # times the first loss, or times LEAST if that is larger
@@ -53,7 +53,7 @@ class Watch(NamedTuple):
             dispatch. If one process is asked, all stop.
         stepped: called after each dispatch, whose steps are in the progress.
         evaluated: called with the evaluated model after each evaluation, which is the
-            last line of the progress.
+            last one of the progress.
         save: saves a checkpoint: (state, whether it is the last of the run).
     """
 
@@ -100,14 +100,14 @@ class Outcome(NamedTuple):
     not_finite: Sequence[int] = ()
 
     @property
-    def line(self) -> Line:
+    def last_evaluation(self) -> Evaluation:
         """The last evaluation."""
-        return self.progress.lines[-1]
+        return self.progress.evaluations[-1]
 
     @property
     def diverged(self) -> bool:
         """Whether a loss was too large, or the test loss of a whole run not finite."""
-        is_lost = not (self.stopped or math.isfinite(self.line["test_loss"]))
+        is_lost = not (self.stopped or math.isfinite(self.last_evaluation.test_loss))
         return is_lost or self.diverged_at is not None
 
 
@@ -139,8 +139,8 @@ def train(
     warnings.filterwarnings("ignore", "no sync came in")
 
     def evaluate(state: TrainState) -> Replica:
-        line, center = _evaluate(run, state, progress, test)
-        progress.evaluated(line)
+        evaluation, center = _evaluate(run, state, progress, test)
+        progress.add_evaluation(evaluation)
         watch.evaluated(center)
         return center
 
@@ -165,8 +165,12 @@ def train(
         state, metrics, seconds = _dispatch(run, state, training_batches, to_compile)
         losses = metrics["loss"]
         decided = np.argwhere(metrics.get(DECISIONS, ()))
-        spent = seconds + waited, decided.tolist()
-        progress.stepped(losses.tolist(), metrics[WORKER_LOSSES], *spent)
+        progress.add_dispatch(
+            losses=losses.tolist(),
+            worker_losses=metrics[WORKER_LOSSES],
+            seconds=seconds + waited,
+            decided=decided.tolist(),
+        )
         progress.lane_form = run.trainer.lane_form
         watch.stepped()
         bad_step = first_diverged(losses, progress.first_loss)
@@ -182,7 +186,7 @@ def train(
             center = evaluate(state)
         if progress.step in to_save:
             watch.save(state, progress.step == c.steps)
-    if progress.losses or not progress.lines:  # it ended between two evaluations
+    if progress.losses or not progress.evaluations:  # it ended between two evaluations
         center = evaluate(state)
     if center is None:  # it was resumed at its end
         center = run.trainer.center(state)
@@ -342,30 +346,32 @@ def _dispatch(
 
 def _evaluate(
     run: Run, state: TrainState, progress: Progress, test: Batches
-) -> tuple[Line, Replica]:
-    """Evaluates a state; returns a line of metrics.jsonl, and the evaluated model."""
+) -> tuple[Evaluation, Replica]:
+    """Evaluates a state; returns its evaluation, and the evaluated model."""
     c = run.config
     metrics, center, divergence = run.trainer.assess(state, *test)
     metrics = jax.device_get(metrics)
     means = {name: float(np.mean(x)) for name, x in metrics.items()}
-    measured = {"loss": means["loss"], "accuracy": None}  # a task may lack one
+    held_out_measures = {"loss": means["loss"], "accuracy": None}  # a task may lack one
     with explained(TASK.flag, c.task):
-        measured |= _figures(run.task, means)
-    done = progress.step
+        held_out_measures |= _figures(run.task, means)
+    held_out_measures |= means
     losses = progress.losses
-    noted = rounds.figures(state, run.rounds.ends) if c.displacements else {}
-    line = {
-        "step": done,
-        "train_loss": float(np.mean(losses)) if losses else None,
-        "worker_losses": progress.mean_worker_losses(),
-        **{f"test_{name}": x for name, x in {**measured, **means}.items()},
-        "bytes_per_worker": run.rounds.bytes_by(progress),
-        "divergence": divergence,
-        "learning_rate": in_force(c, state.replica.opt_state, done),
-        **noted,
-        "seconds": round(progress.seconds, 6),
-    }
-    return line, center
+    displacements: dict[str, float] = {}
+    if c.displacements:
+        displacements = rounds.figures(state, run.rounds.ends)
+    evaluation = Evaluation(
+        step=progress.step,
+        train_loss=float(np.mean(losses)) if losses else None,
+        worker_losses=progress.mean_worker_losses(),
+        measures={f"{MEASURE}{name}": x for name, x in held_out_measures.items()},
+        bytes_per_worker=run.rounds.bytes_by(progress),
+        divergence=divergence,
+        learning_rate=in_force(c, state.replica.opt_state, progress.step),
+        displacements=displacements,
+        seconds=round(progress.seconds, 6),
+    )
+    return evaluation, center
 
 
 def correct(run: Run, outcome: Outcome) -> str | None:
@@ -377,7 +383,11 @@ def correct(run: Run, outcome: Outcome) -> str | None:
     programs = run.plan.programs
     c = run.config
     is_cut = c.mesh is not None or task.kept == "sharded"
-    if is_cut or c.validation is not None or outcome.line["test_accuracy"] is None:
+    if (
+        is_cut
+        or c.validation is not None
+        or outcome.last_evaluation.test_accuracy is None
+    ):
         return None
     data, rows = held_out(run.data.test, 1, task.eval_batch)
     if programs.hits is None:

@@ -80,7 +80,7 @@ def after(run: Run, outcome: Outcome, center_step: int) -> list[str]:
         center_step: the last local step that the evaluated model includes.
     """
     c = run.config
-    steps = outcome.line["step"]
+    steps = outcome.last_evaluation.step
     found = []
     since = steps - center_step
     if since and not center_step:
@@ -95,7 +95,9 @@ def after(run: Run, outcome: Outcome, center_step: int) -> list[str]:
     if at is not None:
         found.append(f"diverged: the loss of step {at} was {_how(outcome)}")
     elif outcome.diverged:
-        found.append(f"diverged: the test loss is {outcome.line['test_loss']:g}")
+        found.append(
+            f"diverged: the test loss is {outcome.last_evaluation.test_loss:g}"
+        )
     if outcome.stopped:
         found.append(f"stopped after step {steps} of {c.steps}: --resume continues")
     if c.workers > 1 and run.task.sends:

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from experiments import files
 from experiments.command.errors import BadRequest
-from experiments.training.progress import Line
 
 NAMES = ("config.json", "metrics.jsonl", "summary.json")
 
@@ -92,7 +91,7 @@ class RunFiles(NamedTuple):
 
     config: dict[str, Any]
     summary: dict[str, Any]
-    lines: list[Line]
+    lines: list[dict[str, Any]]
 
 
 def read_run(out: Path) -> RunFiles | None:

@@ -15,10 +15,8 @@ from experiments.training.config import Settings
 from experiments.training.loop import Outcome
 from experiments.training.prepare import Run
 from experiments.training.process_group import on_host
-from experiments.training.progress import DISPLACEMENTS
+from experiments.training.progress import find_displacements, find_measures
 from syncalgos import Replica, Strategy, network
-
-MEASURE = "test_"  # the beginning of a held-out measure's name
 
 
 @dataclass(frozen=True)
@@ -153,12 +151,8 @@ class Summary:
         """Returns the summary that summary.json holds, perhaps of an older release."""
         names = [field.name for field in fields(cls)]
         values: dict[str, Any] = {name: content.get(name) for name in names}
-        values["measures"] = {
-            name: x for name, x in content.items() if name.startswith(MEASURE)
-        }
-        values["displacements"] = {
-            name: content[name] for name in DISPLACEMENTS if name in content
-        }
+        values["measures"] = find_measures(content)
+        values["displacements"] = find_displacements(content)
         values["mesh"] = content.get("mesh", {})
         values["learning_rate"] = content.get("learning_rate", content.get("lr"))
         return cls(**values)
@@ -167,9 +161,9 @@ class Summary:
 def summarize(run: Run, outcome: Outcome) -> Summary:
     """Returns the summary of a run, without the fields that its writer adds."""
     progress = outcome.progress
-    line = outcome.line
+    evaluation = outcome.last_evaluation
     method = run.plan.method
-    steps = line["step"]
+    steps = evaluation.step
     seconds = progress.seconds
     num_syncs = sent_messages = num_decided = None
     # Syncs of other workers, before --resume-center, are in the bytes alone.
@@ -180,12 +174,13 @@ def summarize(run: Run, outcome: Outcome) -> Summary:
         sent_messages = {**sends.to_json(network.sends(sent)), "delay": delay}
     if not progress.sent_since and syncalgos.describe(method.strategy).decides:
         num_decided = len({step for step, _ in progress.decided})
-    evaluation = {name: x for name, x in line.items() if name != "step"}
+    figures = evaluation.to_json()
+    del figures["step"]
     num_devices = run.config.worker_devices
     return Summary.from_json(
         {
             **run.facts,
-            **evaluation,
+            **figures,
             "steps": steps,
             "syncs": num_syncs,
             "decided": num_decided,
@@ -197,7 +192,7 @@ def summarize(run: Run, outcome: Outcome) -> Summary:
                 outcome.state, in_mesh=False
             ),
             "bytes_per_device": sends.each_device(
-                line["bytes_per_worker"], num_devices
+                evaluation.bytes_per_worker, num_devices
             ),
             "lane_form": progress.lane_form,
             "not_counted": run.task.sends or None,

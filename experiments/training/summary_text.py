@@ -1,4 +1,4 @@
-"""The summary of a run as text, for a person."""
+"""The evaluations and the summary of a run as text, for a person."""
 
 import math
 from typing import Any
@@ -13,7 +13,23 @@ from experiments.command.terminal import (
     size,
 )
 from experiments.command.text_tables import definitions, terminal_width, wrapped
+from experiments.training.progress import Evaluation
 from experiments.training.summary import Summary
+
+
+def describe_evaluation(
+    evaluation: Evaluation, steps: int, lr: float, validation: float | None
+) -> str:
+    """Formats one evaluation, with the learning rate if it differs from `lr`."""
+    measures = {"train_loss": evaluation.train_loss, **evaluation.measures}
+    figures = [
+        f"{name} {figure(x)}"
+        for name, x in label_measures(measures, validation).items()
+    ]
+    if evaluation.learning_rate != lr:
+        figures.append(f"lr {evaluation.learning_rate:.3g}")
+    step = f"{evaluation.step:>{len(str(steps))}}"
+    return "  ".join([f"step {step}/{steps}", *figures])
 
 
 def show_summary(summary: Summary, out: Any) -> None:

@@ -17,8 +17,10 @@ from typing import Any, NamedTuple, Protocol
 from experiments.command.errors import STOPS, in_one_line
 from experiments.command.stopping import say
 from experiments.files import plain
-from experiments.training.progress import Line
 from syncalgos import checks
+
+Line = Mapping[str, Any]
+"""A line of metrics.jsonl, which holds an evaluation."""
 
 PROJECT = "syncalgos"
 LONGEST = 300  # characters of an error

@@ -5,7 +5,7 @@ from lasting import run, signal_before
 
 from experiments.checkpoint.shards import find_steps
 from experiments.training import export
-from experiments.training.progress import best
+from experiments.training.progress import Evaluation, find_best
 
 WORDS = "--task digits --algo sync_sgd --workers 2 --lr 2.5 --eval-every 2"
 WORDS += " --dispatch-steps 2 --checkpoint-every 2"
@@ -77,5 +77,9 @@ def test_another_runs_model_is_not_taken_for_the_best(tmp_path, monkeypatch):
     ],
 )
 def test_accuracy_decides_or_else_loss(figures, at):
-    lines = [{"test_accuracy": a, "test_loss": b} for a, b in figures]
-    assert best(lines) is (None if at is None else lines[at])
+    evaluations = [
+        Evaluation.from_json({"test_accuracy": accuracy, "test_loss": loss})
+        for accuracy, loss in figures
+    ]
+    best = find_best(evaluations)
+    assert best is (None if at is None else evaluations[at])
