@@ -6,9 +6,9 @@ worker's view and communicates only through collectives over named axes.
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import jax
 import jax.numpy as jnp
@@ -267,16 +267,31 @@ if not TYPE_CHECKING:
     Strategy._replace = Strategy.__replace__ = _replace
 
 
-def factory(function: Function) -> Function:
+@overload
+def factory(function: Function) -> Function: ...
+
+
+@overload
+def factory(*, static: Sequence[str]) -> Callable[[Function], Function]: ...
+
+
+def factory(function: Any = None, *, static: Sequence[str] | None = None) -> Any:
     """Decorates a function that makes a strategy or a reducer, which keeps the call.
 
     The call is its repr, and a pickle repeats it. A strategy binds a reducer to its own
     axis by the same call with `axis`, unless the reducer was made with an axis. For a
     wrong argument, the function names the nearest one.
 
+    Args:
+        function: the function.
+        static: the arguments, of floats and seeds, whose values must be Python numbers,
+            as a density that decides shapes; all others may be traced. `()` says so of
+            a function of your own, which the harness then compiles once for all values.
+
     Raises:
         ValueError: at a call, if the function returns neither a Strategy nor a Reducer,
-            or returns a Reducer and has no argument `axis`.
+            or returns a Reducer and has no argument `axis`; or `static` names no
+            argument.
 
     Example:
         >>> from syncalgos.writing import Strategy, average, every, factory
@@ -286,6 +301,13 @@ def factory(function: Function) -> Function:
         >>> rarely()
         rarely(period=100)
     """
+    if function is None:
+        return functools.partial(_decorate, static=static)
+    return _decorate(function, static=None)
+
+
+def _decorate(function: Function, static: Sequence[str] | None) -> Function:
+    """Decorates a function; see `factory`."""
 
     def add_call(result: Any, call: Call) -> Any:
         if isinstance(result, Strategy):
@@ -297,7 +319,15 @@ def factory(function: Function) -> Function:
             f"a Strategy or a Reducer, got {checks.shown(result)}"
         )
 
-    return keep_call(function, add_call)
+    decorated: Any = keep_call(function, add_call)
+    if static is not None:
+        argument_names = [*inspect.signature(function).parameters]
+        for name in static:
+            checks.one_of(
+                f"static argument of {function.__name__}", name, argument_names
+            )
+        decorated.static = tuple(static)
+    return decorated
 
 
 def check_strategy(where: str, strategy: Any) -> None:

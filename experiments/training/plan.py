@@ -4,6 +4,7 @@ From the inside out: a task, its inner optimizer, the algorithm, the strategy (t
 algorithm with the additions of common flags), and the engine that trains with them.
 """
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +17,7 @@ import optax
 
 import syncalgos
 from experiments.command import factories
+from experiments.command.errors import BadRequest, explained, in_one_line
 from experiments.command.factories import ALGORITHM, OWN, TASK
 from experiments.tasks.task import (
     Data,
@@ -38,6 +40,7 @@ from experiments.training.defaults import (
 from experiments.training.objects import NO_OBJECTS, Objects
 from experiments.training.optimizers import Schedule
 from syncalgos import WORKERS, DataParallel, Placement, Replica, Strategy, checks
+from syncalgos.collectives import PyTree
 from syncalgos.reducers import Reducer, row_sparse
 from syncalgos.strategy import seeing
 
@@ -203,8 +206,9 @@ def make_plan(
     method = make(settings)
     _check_plateau(settings, method.strategy)
     if programs is None or not programs.serve(settings, objects):
-        varied = _varied(settings, make, task, objects)
+        varied = find_varied(settings, objects)
         numbers = varied.of(settings)
+        _check_varied(settings, make, task, objects, numbers)
         trainer = make_trainer(settings, task, make, numbers, method, devices)
         programs = Programs(settings, varied, task, make, trainer)
     numbers = programs.varied.of(settings)
@@ -382,74 +386,80 @@ def _row_sparse(config: Settings, tables: Tables) -> Reducer:
     return row_sparse(rows, tables=tables.names)
 
 
-def _varied(
-    config: Settings,
-    make: Callable[[Settings], Method],
-    task: Task,
-    objects: Objects,
-) -> Varied:
+def find_varied(config: Settings, objects: Objects = NO_OBJECTS) -> Varied:
     """Returns the settings that the programs of a run take as data.
 
-    There are none if an optimizer or a custom algorithm needs their values.
+    These are the numbers of the inner optimizer, the seed, and the algorithm's floats
+    except those that its factory names as `static` (see `syncalgos.writing.factory`).
+    A factory of the user's that has no attribute `static` may need the value of each,
+    as in `if weight > 0.7`.
     """
+    factory = objects.find_factory(ALGORITHM, config.algo)
+    parameters = inspect.signature(factory).parameters
+    flags = factories.spellings(parameters)
     floats = [name for name, x in config.arguments.items() if isinstance(x, float)]
-    used = partial(_use, make, config, task, objects)
-
-    def is_taken(varied: Varied) -> bool:
-        return _is_traceable(
-            lambda x: declaring(config.at(x), task, objects), varied.of(config)
-        )
-
-    # Usually all are data; otherwise each argument is asked for by itself.
-    varied = Varied((*_OF_OPTIMIZER, "seed"), floats)
-    if _is_traceable(used, varied.of(config)):
-        return varied
-    fields = _OF_OPTIMIZER
-    if is_taken(Varied(["seed"])):
-        fields = (*_OF_OPTIMIZER, "seed")
-    arguments = [name for name in floats if is_taken(Varied((), [name]))]
-    varied = Varied(fields, arguments)
-    return varied if _is_traceable(used, varied.of(config)) else Varied()
+    static_names = find_static(factory)
+    if static_names is not None or not is_custom(config.algo):
+        static_flags = {flags.get(name, name) for name in static_names or ()}
+    else:
+        static_flags = {*floats}
+        if "seed" in parameters:
+            static_flags.add("seed")
+        if "learning_rate" in parameters:
+            static_flags.add("lr")
+    fields = (*_OF_OPTIMIZER, "seed")
+    return Varied(
+        fields=[name for name in fields if name not in static_flags],
+        arguments=[name for name in floats if name not in static_flags],
+    )
 
 
-def _use(
-    make: Callable[[Settings], Method],
+def find_static(factory: Callable[..., Any]) -> Sequence[str] | None:
+    """Returns the parameters that a factory names as static; None if it does not."""
+    return getattr(factory, "static", None)
+
+
+def _check_varied(
     config: Settings,
+    make: Callable[[Settings], Method],
     task: Task,
     objects: Objects,
     numbers: Numbers,
 ) -> None:
-    """Makes a method of numbers; one of the user's takes a local step with them."""
-    optimizer, strategy, _ = make(config.at(numbers))
-    is_users_own = ":" in config.algo or objects.has_factory
-    if not is_users_own:  # tests check that ours accept traced numbers
+    """Raises a BadRequest if a factory of the user's does not accept its data.
+
+    Tests check that those of the library do.
+    """
+    factory = objects.find_factory(ALGORITHM, config.algo)
+    if find_static(factory) is None or not is_custom(config.algo):
         return
 
-    def local_step(params, step):
-        replica = seeing(strategy, Replica(params, optimizer.init(params)))
-        state = strategy.init(params)
-        grads, state = strategy.reduce(params, replica, state, step)
-        replica, state = strategy.sync(replica._replace(params=grads), state, step)
-        return strategy.center(replica.params, state)
-
     params = jax.eval_shape(task.init, jax.random.key(0))[0]
-    of_all = jax.tree.map(
-        lambda x: jnp.zeros((1, config.workers, *x.shape), x.dtype), params
-    )
-    over_workers(local_step, (0, None))(of_all, 0)
 
+    def take_local_step(numbers: Numbers) -> PyTree:
+        optimizer, strategy, _ = make(config.at(numbers))
 
-def _is_traceable(function: Callable[[Any], object], given: Any) -> bool:
-    """Whether jax can trace a function of numbers."""
+        def local_step(params: PyTree, step: Any) -> PyTree:
+            replica = seeing(strategy, Replica(params, optimizer.init(params)))
+            state = strategy.init(params)
+            grads, state = strategy.reduce(params, replica, state, step)
+            replica, state = strategy.sync(replica._replace(params=grads), state, step)
+            return strategy.center(replica.params, state)
 
-    def traced(numbers: Any) -> None:
-        function(numbers)
+        worker_params = jax.tree.map(
+            lambda x: jnp.zeros((1, config.workers, *x.shape), x.dtype), params
+        )
+        return over_workers(local_step, (0, None))(worker_params, 0)
 
     try:
-        jax.eval_shape(traced, given)
-    except Exception:  # it may raise any error for a number without a value
-        return False
-    return True
+        with explained(ALGORITHM.flag, config.algo):
+            jax.eval_shape(take_local_step, numbers)
+    except (BadRequest, ValueError) as error:
+        names = ", ".join(numbers["arguments"]) or "seed, learning_rate"
+        raise BadRequest(
+            f"{in_one_line(error)}: what of {names} it needs as a Python number, it "
+            "must name as static, as in @syncalgos.writing.factory(static=['weight'])"
+        ) from error
 
 
 def _structure(

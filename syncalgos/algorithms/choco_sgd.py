@@ -28,7 +28,7 @@ class ChocoState(NamedTuple):
     apart: PyTree
 
 
-@factory
+@factory(static=["density"])
 def choco_sgd(
     density: float = 0.1,
     consensus: float | None = None,

@@ -30,7 +30,7 @@ class DgcState(NamedTuple):
     unsent: PyTree
 
 
-@factory
+@factory(static=["density"])
 def dgc(
     density: float = 0.001,
     local_momentum: float = 0.9,

@@ -8,7 +8,7 @@ from syncalgos.reducers._stacking import Layered
 from syncalgos.strategy import WORKERS, Axis, Strategy, factory
 
 
-@factory
+@factory(static=["min_rate"])
 def diloco_x(
     period: int = 16,
     # A round of delay lowers the limit of stability: these values reach 97.2 % on

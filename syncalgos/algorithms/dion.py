@@ -27,7 +27,7 @@ class DionState(NamedTuple):
     factors: PyTree
 
 
-@factory
+@factory(static=["rank_fraction"])
 def dion(
     rank_fraction: float = 0.25,
     local_momentum: float = 0.95,

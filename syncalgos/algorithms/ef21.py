@@ -6,7 +6,7 @@ from syncalgos.reducers._stacking import Layered
 from syncalgos.strategy import WORKERS, Axis, Strategy, factory
 
 
-@factory
+@factory(static=["density"])
 def ef21(
     density: float = 0.05,
     local_momentum: float = 0.9,

@@ -21,7 +21,7 @@ class NoLoCoState(NamedTuple):
     velocity: PyTree
 
 
-@factory
+@factory(static=["seed"])
 def noloco(
     period: int = 16,
     outer_lr: float = 0.7,

@@ -8,7 +8,7 @@ from syncalgos.reducers._stacking import Layered
 from syncalgos.strategy import WORKERS, Axis, Strategy, factory
 
 
-@factory
+@factory(static=["min_rate"])
 def powersgd(
     rank: int = 2,
     *,

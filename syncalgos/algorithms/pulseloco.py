@@ -21,7 +21,7 @@ class PulseState(NamedTuple):
     residual: PyTree
 
 
-@factory
+@factory(static=["density"])
 def pulseloco(
     period: int = 16,
     density: float = 0.03,

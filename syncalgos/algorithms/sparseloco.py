@@ -11,7 +11,7 @@ from syncalgos.reducers._stacking import Layered
 from syncalgos.strategy import WORKERS, Axis, Strategy, factory
 
 
-@factory
+@factory(static=["density"])
 def sparseloco(
     period: int = 16,
     density: float = 1 / 64,

@@ -17,7 +17,7 @@ from syncalgos.strategy import (
 )
 
 
-@factory
+@factory(static=["density"])
 def sparta(
     density: float = 0.005, period: int = 1, *, seed: int = 0, axis: Axis = WORKERS
 ) -> Strategy:

@@ -6,7 +6,7 @@ from syncalgos.reducers._stacking import Layered
 from syncalgos.strategy import WORKERS, Axis, Strategy, factory
 
 
-@factory
+@factory(static=["density"])
 def topk_sgd(
     density: float = 0.01,
     *,

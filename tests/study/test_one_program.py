@@ -1,16 +1,21 @@
 """Numbers are data: a variant's rates and seeds share its programs."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
 from commands import COMPARE, execute
 from tiers import tiers
 
+import syncalgos
+from experiments.command.errors import BadRequest
 from experiments.command.factories import ALGORITHM, describe
 from experiments.study.making import FinishedRun, Maker
 from experiments.training.config import parse
 from experiments.training.defaults import takes
+from experiments.training.plan import make_plan
+from syncalgos.writing import factory
 
 WORDS = "--task tiny_tasks:rolling --workers 4 --displacements --eval-every 4 --steps 8"
 FAST = "--dispatch-steps 4"
@@ -126,6 +131,7 @@ def test_the_default_study_compiles_ten_programs_for_each_algorithm(tmp_path):
 
 ALIKE = """
 import syncalgos
+from syncalgos.writing import factory
 
 def asking(weight: float = 0.5):
     '''BMUF that asks for the value of its momentum.'''
@@ -133,21 +139,65 @@ def asking(weight: float = 0.5):
         raise ValueError("too much")
     return syncalgos.bmuf(2, block_momentum=weight)
 
-def plain(weight: float = 0.5):
+def undeclared(weight: float = 0.5):
     '''BMUF.'''
     return syncalgos.bmuf(2, block_momentum=weight)
+
+@factory(static=[])
+def declared(weight: float = 0.5):
+    '''BMUF whose momentum may be data.'''
+    return syncalgos.bmuf(2, block_momentum=weight)
+
+@factory(static=[])
+def wrong(weight: float = 0.5):
+    '''BMUF that asks for the value of its momentum, and does not say so.'''
+    return asking(weight)
+
+def scheduled(learning_rate, weight: float = 0.5, seed: int = 0):
+    '''BMUF that asks for the rate and the seed.'''
+    rate = learning_rate(0) if callable(learning_rate) else learning_rate
+    return syncalgos.bmuf(2, block_momentum=weight if rate > seed else 0.0)
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["asking", "plain"])
-def test_a_users_algorithm_that_asks_for_a_number_is_compiled_for_each(
-    name, tmp_path, monkeypatch
-):
+@pytest.fixture
+def alike(tmp_path, monkeypatch):
+    """A module of a user's algorithms."""
     (tmp_path / "alike.py").write_text(ALIKE)
     monkeypatch.syspath_prepend(tmp_path)
+    yield
+    sys.modules.pop("alike", None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["asking", "undeclared", "declared"])
+def test_a_users_algorithm_is_compiled_for_each_number_unless_it_declares_them(
+    name, tmp_path, alike
+):
     runs = Runs(tmp_path / "runs")
     runs.make(f"--algo alike:{name} --weight 0.5")
     before = runs.compiled
     runs.make(f"--algo alike:{name} --weight 0.6")
-    assert (runs.compiled[0] == before[0]) == (name == "plain")
+    assert (runs.compiled[0] == before[0]) == (name == "declared")
+
+
+def test_a_users_algorithm_may_ask_for_the_rate_and_the_seed(alike):
+    plan = make_plan(parse(["--algo", "alike:scheduled"]))
+    assert not {"lr", "seed"} & plan.numbers.keys()
+
+
+def test_a_number_that_is_wrongly_declared_as_data_is_refused_in_a_line(alike):
+    with pytest.raises(BadRequest) as refused:
+        make_plan(parse(["--algo", "alike:wrong"]))
+    line = str(refused.value)
+    for words in ("alike:wrong", "in asking", "weight", "static=["):
+        assert words in line
+    assert "\n" not in line
+
+
+def test_a_static_argument_is_one_of_the_function():
+    with pytest.raises(ValueError, match="static argument of make 'weigth'; did you"):
+
+        @factory(static=["weigth"])
+        def make(weight: float = 0.5):
+            return syncalgos.bmuf(2, block_momentum=weight)

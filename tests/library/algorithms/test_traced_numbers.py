@@ -33,13 +33,22 @@ def is_taken(name, number, value):
     return True
 
 
+def rates_of(name):
+    """The arguments of an algorithm that are rates, floats or seeds."""
+    hints = typing.get_type_hints(sa.ALGORITHMS[name])
+    floats = [
+        k for k, kind in hints.items() if float in (typing.get_args(kind) or (kind,))
+    ]
+    return (*floats, "seed") if "seed" in hints else (*floats,)
+
+
 def numbers_of(name):
-    """The arguments of an algorithm that may be traced: rates, floats and seeds."""
-    asked = {k: p for k, p in typing.get_type_hints(sa.ALGORITHMS[name]).items()}
-    floats = [k for k, p in asked.items() if float in (typing.get_args(p) or (p,))]
-    seed = ["seed"] if "seed" in asked else []
-    found = [x for x in floats if is_taken(name, x, 0.5)]
-    return (*found, *[x for x in seed if is_taken(name, x, 1)])
+    """Those of them that may be traced."""
+    return tuple(
+        argument
+        for argument in rates_of(name)
+        if is_taken(name, argument, 1 if argument == "seed" else 0.5)
+    )
 
 
 NUMBERS = {name: numbers_of(name) for name in NAMES}
@@ -289,6 +298,13 @@ def test_structure_is_not_traced(name, parameter, value):
     with pytest.raises(ValueError, match=f"{parameter} must be a Python") as error:
         jax.jit(traced)(value)
     assert "\n" not in error.value.args[0]  # jax adds a note
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_numbers_that_are_not_traced_are_declared_static(name):
+    """Else the harness would trace one of them, or compile for each value."""
+    factory: Any = sa.ALGORITHMS[name]
+    assert {*getattr(factory, "static", ())} == {*rates_of(name)} - {*NUMBERS[name]}
 
 
 def test_structure_of_combinators_is_not_traced():
