@@ -11,14 +11,17 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.study.results import Curve, Report, Row
-from experiments.study.sentences import kind_of
+from experiments.study.results import Curve, Report, Row, Standing, find_standing
 from experiments.study.statistics import Measure
 
 REFERENCE = "sync_sgd"  # other algorithms' bytes are relative to its bytes
 CLOCK = "model_averaging"  # all have the time of its whole run
 LINKS = {"10gbe": "10 GbE", "two-data-centres": "two data centres", "dsl": "DSL"}
-KINDS = {"worse": "a loss", "better": "a gain", "few": ""}
+VERDICTS = {
+    Standing.WORSE: "a loss",
+    Standing.BETTER: "a gain",
+    Standing.NO_INTERVAL: "",
+}
 # "No loss" means that the 95 % interval lies above this difference.
 MARGINS = {"test_accuracy": -0.005, "test_loss": -0.02}
 
@@ -26,9 +29,9 @@ MARGINS = {"test_accuracy": -0.005, "test_loss": -0.02}
 def verdict(row: Row, measure: Measure) -> str:
     """Returns "no loss", "a loss", "a gain" or "not resolved", as the preset says."""
     difference = row.comparison.difference
-    kind = kind_of(difference, measure)
-    if difference is None or kind in KINDS:
-        return KINDS.get(kind, "")
+    standing = find_standing(difference, measure)
+    if difference is None or standing in VERDICTS:
+        return VERDICTS[standing]
     ends = (difference.low or 0.0, difference.high or 0.0)
     worse_end = min(measure.side * end for end in ends)
     return "no loss" if worse_end > MARGINS[measure.key] else "not resolved"

@@ -30,7 +30,7 @@ from experiments.study.config import StudyConfig
 from experiments.study.figures import styles
 from experiments.study.results import Curve, Report
 from experiments.study.runs import Lines, RunSet, trial, tuning_of
-from experiments.study.sentences import titled
+from experiments.study.sentences import make_title
 from experiments.study.statistics import measure
 from experiments.study.study import SAME
 
@@ -141,10 +141,15 @@ def make_report(config: StudyConfig, final_lines: Lines, curve_lines: Lines) -> 
         rows.append(row_of(reported, study_measure, scores))
     has_baseline = config.baseline is not None
     rows, sentences = against_baseline(
-        rows, config.compared_to, study_measure, True, has_baseline
+        rows,
+        config.compared_to,
+        study_measure,
+        names_winner=True,
+        has_baseline=has_baseline,
     )
+    labels = [variant.label for variant in config.variants]
     return Report(
-        title=titled([variant.label for variant in config.variants], config.task),
+        title=make_title(labels, config.task),
         sentences=sentences,
         measure=study_measure,
         baseline=config.compared_to,

@@ -7,176 +7,196 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import chain, combinations
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from experiments.command.factories import OWN
 from experiments.command.words import parameter
-from experiments.study import presets, results, sentences, statistics
+from experiments.study import presets, remarks, results, sentences, settings, statistics
 from experiments.study.config import StudyConfig
-from experiments.study.results import ONE_NOMINAL, Comparison, Curve, Report, Row
+from experiments.study.formats import format_factor, format_number, join_words
+from experiments.study.results import (
+    ONE_NOMINAL,
+    Basis,
+    Comparison,
+    Curve,
+    Kind,
+    Ranking,
+    Report,
+    Row,
+    Standing,
+)
 from experiments.study.runs import RunSet, Tuning, tuning_of
-from experiments.study.sentences import factor, number, say
-from experiments.study.statistics import LOSS, ROUNDING, Difference, Measure
+from experiments.study.sentences import say
+from experiments.study.statistics import (
+    LOSS,
+    ROUNDING,
+    Difference,
+    Measure,
+)
 from syncalgos.network import Network, modelled_seconds
 
 # Effective rates whose ratio is larger are not comparable.
-APART = 1.5
+MAX_RATE_RATIO = 1.5
+# Values of a line of metrics.jsonl that are no metrics.
+NO_METRICS = ("step", "bytes_per_worker", "seconds", "learning_rate")
 
-Pairs = Sequence[tuple[Row, Row]]
+Pair = tuple[Row, Row]
 
 
-def report(config: StudyConfig, runs: Sequence[RunSet], command: str) -> Report:
+def report(config: StudyConfig, run_sets: Sequence[RunSet], command: str) -> Report:
     """Returns the report of a study, a function of its files alone.
 
     Args:
         config: the study.
-        runs: the runs to report, with the content of their files.
+        run_sets: the runs to report, with the content of their files.
         command: command that makes the study again.
 
     Raises:
         ValueError: the runs lack the requested measure.
     """
-    summaries = [s for r in runs for s in r.summaries.values()]
-    by = statistics.measure(config.measure, summaries)
-    scores = [one for r in runs for one in tuning_of(r, by)]
-    rows = [row_of(r, by, scores) for r in runs]
+    summaries = []
+    for run_set in run_sets:
+        summaries += run_set.summaries.values()
+    measure = statistics.measure(config.measure, summaries)
+    tunings = []
+    for run_set in run_sets:
+        tunings += tuning_of(run_set, measure)
+    rows = [row_of(run_set, measure, tunings) for run_set in run_sets]
     # At different learning rates the rates would decide the winner.
-    terms, times, unfair = rates(config, rows)
-    label = config.compared_to
-    is_named = terms != ONE_NOMINAL
-    is_given = config.baseline is not None
-    rows, said = against_baseline(rows, label, by, is_named, is_given)
-    seconds, how = _step_times(config.step_time, runs)
-    pairs = zip(runs, seconds, strict=True)
-    curves = [curve_of(r, x, config.networks, config.fused) for r, x in pairs]
-    rows = [_timed(*x, by, config.target) for x in zip(rows, curves, strict=True)]
-    about = sentences.settings(config, runs)
-    found = Report(
-        measure=by,
-        baseline=label,
-        rows=rows,
-        points=rankings(rows, by),
-        terms=terms,
-        times=times,
-        target=config.target,
+    rate_terms = compare_rates(config, rows)
+    rows, comparison_sentences = against_baseline(
+        rows,
+        config.compared_to,
+        measure,
+        names_winner=rate_terms.terms != ONE_NOMINAL,
+        has_baseline=config.baseline is not None,
+    )
+    step_seconds, step_seconds_origin = _step_times(config.step_time, run_sets)
+    curves = [
+        curve_of(run_set, seconds, config.networks, config.fused)
+        for run_set, seconds in zip(run_sets, step_seconds, strict=True)
+    ]
+    rows = [
+        _add_times(row, curve, measure, config.target)
+        for row, curve in zip(rows, curves, strict=True)
+    ]
+    if not config.network:
         # Times on networks that nobody named are in tables alone.
-        curves=curves if config.network else [c._replace(seconds={}) for c in curves],
+        curves = [curve._replace(seconds={}) for curve in curves]
+    shown_settings = settings.list_settings(config, run_sets)
+    labels = [variant.label for variant in config.variants]
+    draft = Report(
+        measure=measure,
+        baseline=config.compared_to,
+        rows=rows,
+        points=rankings(rows, measure),
+        terms=rate_terms.terms,
+        times=rate_terms.ratio,
+        target=config.target,
+        curves=curves,
         networks=list(config.networks),
-        step_seconds=(seconds, how),
+        step_seconds=(step_seconds, step_seconds_origin),
         sweep=config.swept.flag if config.swept else "",
-        tuning=scores,
-        title=sentences.titled([x.label for x in config.variants], about["task"]),
-        sentences=said,
-        settings=about,
-        environment=sentences.environment(runs),
+        tuning=tunings,
+        title=sentences.make_title(labels, shown_settings["task"]),
+        sentences=comparison_sentences,
+        settings=shown_settings,
+        environment=settings.list_environment(run_sets),
         command=command,
         paper=presets.paper(config.preset) if config.preset in presets.NAMES else None,
     )
-    law, told = sentences.laws(scores)
-    # For a single variant the law is the whole answer.
-    is_law = bool(law) and len(config.variants) == 1
-    told = told if is_law else [sentences.answer(found), *told]
-    return found._replace(
-        lead=law if is_law else sentences.lead(found),
-        numbers=sentences.numbers(found),
-        headline="\n".join(told),
-        remarks=[*unfair, *sentences.remarks(config, runs, found)],
+    law, law_sentences = sentences.laws(tunings)
+    if law and len(labels) == 1:
+        # For a single variant the law is the whole answer.
+        lead = law
+        answer = law_sentences
+    else:
+        lead = sentences.lead(draft)
+        answer = [sentences.answer(draft), *law_sentences]
+    return draft._replace(
+        lead=lead,
+        numbers=sentences.numbers(draft),
+        headline="\n".join(answer),
+        remarks=[
+            *rate_terms.remarks,
+            *remarks.write_remarks(config, run_sets, draft),
+        ],
     )
 
 
-def _timed(row: Row, curve: Curve, by: Measure, target: float | None) -> Row:
-    """Returns the row with its modelled times, to the target and in total."""
-    clocks = curve.seconds.items()
-    at = None
-    if target is not None and by.key in curve.bands:
-        # The first evaluation at which the mean reaches the target.
-        least = by.side * target - ROUNDING * abs(target)
-        means = enumerate(curve.bands[by.key].mean)
-        at = next((i for i, x in means if by.side * x >= least), None)
-    return row._replace(
-        seconds={name: clock[-1] for name, clock in clocks},
-        to_target={n: None if at is None else clock[at] for n, clock in clocks},
-        steps_to_target=None if at is None else curve.steps[at],
+# Rows and curves.
+
+
+def row_of(run_set: RunSet, measure: Measure, tunings: Sequence[Tuning]) -> Row:
+    """Returns a row of the table, before comparisons and modelled times."""
+    summary = run_set.any
+    final = run_set.final(measure)
+    losses = run_set.final(LOSS)
+    label = run_set.variant.label
+    row_tunings = [
+        tuning
+        for tuning in tunings
+        if (tuning.label, tuning.point) == (label, run_set.point)
+    ]
+    # A diverged run ended early and sent less, which must not count as saving.
+    sync_counts = {fine["syncs"] for fine in run_set.fine.values()}
+    return Row(
+        label=label,
+        algo=run_set.variant.algo,
+        point=run_set.point,
+        seeds=len(run_set.summaries),
+        diverged=run_set.diverged,
+        measure=statistics.spread([*final.values()]) if final else None,
+        loss=statistics.spread([*losses.values()]) if losses else None,
+        lr=summary["lr"],
+        effective_lr=summary["effective_lr"],
+        steps=run_set.config["settings"]["steps"],
+        tuned={
+            flag.replace("_", "-"): float(value)
+            for flag, value in run_set.values.items()
+        },
+        bytes_per_worker=run_set.bytes_per_worker,
+        syncs=sync_counts.pop() if len(sync_counts) == 1 else None,
+        command=run_set.command,
+        final=final,
+        at_edge=[tuning.flag for tuning in row_tunings if tuning.at_edge],
+        shortfalls=row_tunings[0].shortfalls if row_tunings else (),
     )
-
-
-def _step_times(given: float | None, runs: Sequence[RunSet]) -> tuple[list[float], str]:
-    """Returns the seconds of a worker's local step by run set, and their origin."""
-    if given is not None:
-        return [given for _ in runs], "as given"
-    # One time for all algorithms with equal work: on a shared machine their own
-    # arithmetic is within the noise.
-    times_by_work: dict[str, list[float]] = {}
-    for r in runs:
-        for s in r.summaries.values():
-            if s["steps"] and s["seconds"]:
-                devices_time = s["seconds"] / s["steps"] * s["devices"]
-                step_seconds = devices_time / _size(s) / s["workers"]
-                times_by_work.setdefault(_work(r), []).append(step_seconds)
-    if not times_by_work:
-        return [0.0 for _ in runs], "not measured"
-    all_times = [*chain(*times_by_work.values())]
-    seconds = [median(times_by_work.get(_work(r), all_times)) for r in runs]
-    platform = runs[0].any["platform"]
-    if all(_size(r.any) == 1 for r in runs):
-        return seconds, (
-            "the median of runs here with equal models, optimizers and batches, for a "
-            f"worker that has one of these {platform} devices to itself"
-        )
-    return seconds, (
-        "the median of runs here with equal models, optimizers and batches, for a "
-        f"worker that has its own {platform} devices to itself"
-    )
-
-
-def _work(r: RunSet) -> str:
-    """Returns what decides the time of a local step, beside the algorithm."""
-    s = r.config["settings"]
-    task = r.config["task_arguments"]
-    return str([task, s["batch_size"] / s["workers"], s["optimizer"]])
-
-
-def _size(summary: Mapping[str, Any]) -> int:
-    """Returns the number of devices of a worker; earlier summaries do not say it."""
-    return math.prod(summary.get("mesh", {}).values())
 
 
 def curve_of(
-    r: RunSet, step_seconds: float, networks: Sequence[Network], fused: bool
+    run_set: RunSet, step_seconds: float, networks: Sequence[Network], fused: bool
 ) -> Curve:
     """Returns the curve of runs that did not diverge; an empty one without any."""
     # Diverged runs would pull the mean away from what the others reach.
-    shown = [[*map(_with_spread, r.lines[seed])] for seed in r.fine]
+    lines_by_run = []
+    for seed in run_set.fine:
+        lines_by_run.append([_with_spread(line) for line in run_set.lines[seed]])
     # A run may have ended early: the longest has all evaluations.
-    longest = max(shown, key=len, default=[])
-    known = {}
+    longest = max(lines_by_run, key=len, default=[])
+    bands = {}
     for key in longest[-1] if longest else ():
-        values = [[line.get(key) for line in lines] for lines in shown]
-        if any(x is not None for own in values for x in own):
-            known[key] = statistics.band(values)
+        values = [[line.get(key) for line in lines] for lines in lines_by_run]
+        if any(value is not None for value in chain.from_iterable(values)):
+            bands[key] = statistics.band(values)
+    bytes_per_worker = None
     # Not counted if any seed's bytes are not.
-    is_counted = r.bytes_per_worker is not None
-    beside = ("step", "bytes_per_worker", "seconds", "learning_rate")
+    if run_set.bytes_per_worker is not None:
+        bytes_per_worker = bands["bytes_per_worker"].mean
     steps = [line["step"] for line in longest]
     seconds = {}
-    if longest and r.sends is not None:
-        s = r.any
-        since = r.config["settings"]["sync_until"]
-        how = s["workers"], step_seconds, s["sends"]["delay"], fused, since
-        for network in networks:
-            clocks = [modelled_seconds(sends, network, *how) for sends in r.sends]
-            # The mean over the seeds, if the data decide what each of them sends.
-            clock = np.mean(clocks, axis=0)
-            seconds[network.name] = [float(clock[step - 1]) for step in steps]
+    if longest:
+        for name, clock in _clocks(run_set, step_seconds, networks, fused).items():
+            seconds[name] = [float(clock[step - 1]) for step in steps]
     return Curve(
-        r.variant.label,
-        r.point,
-        steps,
-        {key: own for key, own in known.items() if key not in beside},
-        known["bytes_per_worker"].mean if is_counted else None,
-        seconds,
+        label=run_set.variant.label,
+        point=run_set.point,
+        steps=steps,
+        bands={key: band for key, band in bands.items() if key not in NO_METRICS},
+        bytes_per_worker=bytes_per_worker,
+        seconds=seconds,
     )
 
 
@@ -189,140 +209,330 @@ def _with_spread(line: Mapping[str, Any]) -> dict[str, Any]:
     return line
 
 
-def row_of(r: RunSet, by: Measure, scores: Sequence[Tuning]) -> Row:
-    """Returns a row of the table, before comparisons and modelled times."""
-    s = r.any
-    final = r.final(by)
-    losses = r.final(LOSS)
-    own = [x for x in scores if (x.label, x.point) == (r.variant.label, r.point)]
-    # A diverged run ended early and sent less, which must not count as saving.
-    syncs = {x["syncs"] for x in r.fine.values()}
-    return Row(
-        label=r.variant.label,
-        algo=r.variant.algo,
-        point=r.point,
-        seeds=len(r.summaries),
-        diverged=r.diverged,
-        measure=statistics.spread([*final.values()]) if final else None,
-        loss=statistics.spread([*losses.values()]) if losses else None,
-        lr=s["lr"],
-        effective_lr=s["effective_lr"],
-        steps=r.config["settings"]["steps"],
-        tuned={k.replace("_", "-"): float(x) for k, x in r.values.items()},
-        bytes_per_worker=r.bytes_per_worker,
-        syncs=syncs.pop() if len(syncs) == 1 else None,
-        command=r.command,
-        final=final,
-        at_edge=[x.flag for x in own if x.at_edge],
-        shortfalls=own[0].shortfalls if own else (),
+def _clocks(
+    run_set: RunSet, step_seconds: float, networks: Sequence[Network], fused: bool
+) -> dict[str, np.ndarray]:
+    """Returns the modelled time after each step, by network; none without counts."""
+    if run_set.sends is None:
+        return {}
+    summary = run_set.any
+    clocks = {}
+    for network in networks:
+        clocks_of_seeds = []
+        for sends in run_set.sends:
+            clocks_of_seeds.append(
+                modelled_seconds(
+                    sends,
+                    network,
+                    summary["workers"],
+                    step_seconds,
+                    summary["sends"]["delay"],
+                    fused,
+                    run_set.config["settings"]["sync_until"],
+                )
+            )
+        # The mean over the seeds, if the data decide what each of them sends.
+        clocks[network.name] = np.mean(clocks_of_seeds, axis=0)
+    return clocks
+
+
+def _add_times(row: Row, curve: Curve, measure: Measure, target: float | None) -> Row:
+    """Returns the row with its modelled times, to the target and in total."""
+    seconds = {name: clock[-1] for name, clock in curve.seconds.items()}
+    index = _find_target(curve, measure, target)
+    if index is None:
+        to_target = dict.fromkeys(curve.seconds)
+        return row._replace(seconds=seconds, to_target=to_target)
+    return row._replace(
+        seconds=seconds,
+        to_target={name: clock[index] for name, clock in curve.seconds.items()},
+        steps_to_target=curve.steps[index],
     )
+
+
+def _find_target(curve: Curve, measure: Measure, target: float | None) -> int | None:
+    """Returns the first evaluation at which the mean reaches the target."""
+    if target is None or measure.key not in curve.bands:
+        return None
+    least_score = measure.side * target - ROUNDING * abs(target)
+    for index, mean in enumerate(curve.bands[measure.key].mean):
+        if measure.side * mean >= least_score:
+            return index
+    return None
+
+
+def _step_times(
+    step_time: float | None, run_sets: Sequence[RunSet]
+) -> tuple[list[float], str]:
+    """Returns the seconds of a worker's local step by run set, and their origin."""
+    if step_time is not None:
+        return [step_time for _ in run_sets], "as given"
+    # One time for all algorithms with equal work: on a shared machine their own
+    # arithmetic is within the noise.
+    times_by_work: dict[str, list[float]] = {}
+    all_times = []
+    for run_set in run_sets:
+        for summary in run_set.summaries.values():
+            if summary["steps"] and summary["seconds"]:
+                devices_time = (
+                    summary["seconds"] / summary["steps"] * summary["devices"]
+                )
+                step_seconds = devices_time / _size(summary) / summary["workers"]
+                times_by_work.setdefault(_work(run_set), []).append(step_seconds)
+                all_times.append(step_seconds)
+    if not all_times:
+        return [0.0 for _ in run_sets], "not measured"
+    seconds = [
+        median(times_by_work.get(_work(run_set), all_times)) for run_set in run_sets
+    ]
+    platform = run_sets[0].any["platform"]
+    if all(_size(run_set.any) == 1 for run_set in run_sets):
+        return seconds, (
+            "the median of runs here with equal models, optimizers and batches, for a "
+            f"worker that has one of these {platform} devices to itself"
+        )
+    return seconds, (
+        "the median of runs here with equal models, optimizers and batches, for a "
+        f"worker that has its own {platform} devices to itself"
+    )
+
+
+def _work(run_set: RunSet) -> str:
+    """Returns what decides the time of a local step, beside the algorithm."""
+    values = run_set.config["settings"]
+    worker_batch = values["batch_size"] / values["workers"]
+    return str([run_set.config["task_arguments"], worker_batch, values["optimizer"]])
+
+
+def _size(summary: Mapping[str, Any]) -> int:
+    """Returns the number of devices of a worker; earlier summaries do not say it."""
+    return math.prod(summary.get("mesh", {}).values())
+
+
+# Comparisons.
 
 
 def by_point(rows: Sequence[Row]) -> dict[str, list[Row]]:
     """Returns the rows to compare with one another, at each value of a sweep."""
-    points = [p for p in dict.fromkeys(row.point for row in rows) if p]
-    # A variant without the swept flag is compared at every value.
-    return {p: [x for x in rows if x.point in (p, "")] for p in points or [""]}
+    points = [point for point in dict.fromkeys(row.point for row in rows) if point]
+    rows_by_point = {}
+    for point in points or [""]:
+        # A variant without the swept flag is compared at every value.
+        rows_by_point[point] = [row for row in rows if row.point in (point, "")]
+    return rows_by_point
 
 
 def against_baseline(
-    rows: Sequence[Row], baseline: str, by: Measure, named: bool, is_given: bool
+    rows: Sequence[Row],
+    baseline: str,
+    measure: Measure,
+    *,
+    names_winner: bool,
+    has_baseline: bool,
 ) -> tuple[list[Row], list[str]]:
     """Returns the rows with their comparisons to the baseline, and these in sentences.
 
     Args:
         rows: the rows to compare.
         baseline: label of the rows that all others are compared with.
-        by: the measure.
-        named: whether a winner is named. If not, "above" and "below" take the place of
-            "better" and "worse". They also do if the worse row's best value is at an
-            end of its range, because a value beyond it might be better.
-        is_given: whether the baseline was named beforehand. If not, p-values are
+        measure: the measure.
+        names_winner: whether a winner is named. If not, "above" and "below" take the
+            place of "better" and "worse". They also do if the worse row's best value is
+            at an end of its range, because a value beyond it might be better.
+        has_baseline: whether the baseline was named beforehand. If not, p-values are
             corrected for all pairs of rows.
     """
-    at = {row.point: row for row in rows if row.label == baseline}
-    # A row that is not swept can be compared to a baseline at one value only.
-    sole = next(iter(at.values())) if len(at) == 1 else None
-    bases = [at.get(x.point) or at.get("") or (None if x.point else sole) for x in rows]
-    pairs = [(a, b) for a, b in zip(rows, bases, strict=True) if b and b is not a]
-    groups = by_point([] if is_given else rows).values()
-    others = [[row for row in group if row.label != baseline] for group in groups]
-    rest = [pair for own in others for pair in combinations(own, 2)]
-    found, count = compared(pairs, rest)
-    differences = iter(found)
-    judged = []
-    told = []
+    bases = _find_bases(rows, baseline)
+    pairs = [
+        (row, base)
+        for row, base in zip(rows, bases, strict=True)
+        if base is not None and base is not row
+    ]
+    other_pairs: list[Pair] = []
+    if not has_baseline:
+        for group in by_point(rows).values():
+            others = [row for row in group if row.label != baseline]
+            other_pairs += combinations(others, 2)
+    differences, count = compare_pairs(pairs, other_pairs)
+    remaining_differences = iter(differences)
+    compared_rows = []
+    comparison_sentences = []
     for row, base in zip(rows, bases, strict=True):
-        comparison = Comparison("baseline")
         if base is None:
-            comparison = Comparison(f"no {baseline} to compare to here")
-        elif base is not row:
-            difference = next(differences)
-            loser = row if difference and by.side * difference.mean < 0 else base
-            is_named = named and not loser.at_edge
-            comparison = sentences.in_words(difference, by, count, is_named)
+            comparison = _compare_with_none(Kind.NO_BASELINE, measure, baseline)
+            compared_rows.append(row._replace(comparison=comparison))
+        elif base is row:
+            comparison = _compare_with_none(Kind.BASELINE, measure, baseline)
+            compared_rows.append(row._replace(comparison=comparison))
+        else:
+            difference = next(remaining_differences)
+            is_worse = difference and measure.side * difference.mean < 0
+            loser = row if is_worse else base
+            comparison = compare(
+                difference,
+                measure,
+                comparisons=count,
+                names_winner=names_winner and not loser.at_edge,
+            )
             comparison = comparison._replace(retuned=retuned(row, base, difference))
-            told.append(f"{row.name} against {base.name}: {comparison.sentence}")
-            pairs = ((x.name, sentences.lost(x)) for x in (row, base))
-            told[-1] += "".join(f" {name}: {lost}." for name, lost in pairs if lost)
-        judged.append(row._replace(comparison=comparison))
-    return judged, told
+            compared_row = row._replace(comparison=comparison)
+            compared_rows.append(compared_row)
+            comparison_sentences.append(sentences.write_comparison(compared_row, base))
+    return compared_rows, comparison_sentences
 
 
-def rankings(rows: Sequence[Row], by: Measure) -> dict[str, results.Ranking]:
+def _find_bases(rows: Sequence[Row], baseline: str) -> list[Row | None]:
+    """Returns the row of the baseline that each row is compared with; None without."""
+    base_by_point = {row.point: row for row in rows if row.label == baseline}
+    bases = []
+    for row in rows:
+        base = base_by_point.get(row.point) or base_by_point.get("")
+        # A row that is not swept can be compared to a baseline at one value only.
+        if base is None and not row.point and len(base_by_point) == 1:
+            [base] = base_by_point.values()
+        bases.append(base)
+    return bases
+
+
+def _compare_with_none(kind: Kind, measure: Measure, baseline: str) -> Comparison:
+    comparison = Comparison(kind)
+    clause = sentences.write_clause(comparison, measure, baseline)
+    return comparison._replace(clause=clause)
+
+
+def compare(
+    difference: Difference | None,
+    measure: Measure,
+    comparisons: int = 1,
+    *,
+    names_winner: bool = True,
+) -> Comparison:
+    """Returns a comparison with its clause.
+
+    Args:
+        difference: the difference, from `paired`; None without a common seed.
+        measure: the measure of the difference.
+        comparisons: number of comparisons that its p-value is corrected for.
+        names_winner: whether a winner is named. If not, "above" and "below" take the
+            place of "better" and "worse".
+    """
+    if difference is None:
+        return _compare_with_none(Kind.NO_COMMON_SEED, measure, baseline="")
+    kind = _find_kind(difference, measure, names_winner=names_winner)
+    basis = _find_basis(difference, kind, measure)
+    comparison = Comparison(kind, basis, difference, comparisons)
+    clause = sentences.write_clause(comparison, measure, baseline="")
+    return comparison._replace(clause=clause)
+
+
+def _find_kind(difference: Difference, measure: Measure, *, names_winner: bool) -> Kind:
+    """Returns how a row compares with the baseline."""
+    mean = difference.mean
+    if mean == 0 and not difference.deviation:
+        return Kind.EQUAL
+    standing = results.find_standing(difference, measure)
+    if standing is Standing.NOT_AFTER_CORRECTION:
+        return Kind.NOT_AFTER_CORRECTION
+    if standing is Standing.NOT_SEEN or mean == 0:
+        return Kind.NOT_SEEN
+    if not names_winner:
+        return Kind.ABOVE if mean > 0 else Kind.BELOW
+    if standing is Standing.NO_INTERVAL:
+        return Kind.AHEAD if measure.side * mean > 0 else Kind.BEHIND
+    return Kind.BETTER if standing is Standing.BETTER else Kind.WORSE
+
+
+def _find_basis(difference: Difference, kind: Kind, measure: Measure) -> Basis:
+    """Returns what a comparison rests on."""
+    standing = results.find_standing(difference, measure)
+    if kind is not Kind.EQUAL and standing is not Standing.NO_INTERVAL:
+        return Basis.INTERVAL
+    if not difference.same_sign:
+        return Basis.MEAN
+    if difference.count == 1:
+        return Basis.ONE_SEED
+    if difference.count == 2:
+        return Basis.BOTH_SEEDS
+    return Basis.ALL_SEEDS
+
+
+def rankings(rows: Sequence[Row], measure: Measure) -> dict[str, Ranking]:
     """Ranks rows by the differences of their final measures from the best.
 
     P-values are corrected for all pairs of rows, because any could have been the best.
 
     Args:
         rows: rows of the table.
-        by: the measure.
+        measure: the measure.
 
     Returns:
         A ranking for each value of a sweep; one for "" without a sweep.
     """
-    points = by_point(rows)
-    tops = {point: results.leader(group, by) for point, group in points.items()}
-    kinds = {point: {kind: [] for kind in sentences.FINDINGS} for point in points}
-    at = []
-    pairs = []
-    rest = []
-    for point, group in points.items():
-        top = tops[point]
-        if top:
-            others = [row for row in group if row is not top]
-            at += [(point, row) for row in others]
-            pairs += [(row, top) for row in others]
-            rest += combinations(others, 2)
-    found, count = compared(pairs, rest)
-    for (point, row), difference in zip(at, found, strict=True):
-        kind = sentences.kind_of(difference, by) if row.measure else "lost"
-        kinds[point]["edge" if kind == "worse" and row.at_edge else kind].append(row)
-    return {
-        x: results.Ranking(own, tops[x], kinds[x], count) for x, own in points.items()
+    rows_by_point = by_point(rows)
+    tops = {}
+    point_of_pair = []
+    pairs: list[Pair] = []
+    other_pairs: list[Pair] = []
+    for point, group in rows_by_point.items():
+        top = results.leader(group, measure)
+        tops[point] = top
+        if top is None:
+            continue
+        others = [row for row in group if row is not top]
+        for row in others:
+            point_of_pair.append(point)
+            pairs.append((row, top))
+        other_pairs += combinations(others, 2)
+    differences, count = compare_pairs(pairs, other_pairs)
+    standings = {
+        point: {standing: [] for standing in Standing} for point in rows_by_point
     }
+    compared_pairs = zip(point_of_pair, pairs, differences, strict=True)
+    for point, (row, _), difference in compared_pairs:
+        standing = results.find_standing(difference, measure)
+        if row.measure is None:
+            standing = Standing.NO_RESULT
+        elif standing is Standing.WORSE and row.at_edge:
+            standing = Standing.AT_EDGE
+        standings[point][standing].append(row)
+    rankings_by_point = {}
+    for point, group in rows_by_point.items():
+        rankings_by_point[point] = Ranking(group, tops[point], standings[point], count)
+    return rankings_by_point
 
 
-def compared(pairs: Pairs, rest: Pairs) -> tuple[list[Difference | None], int]:
+def compare_pairs(
+    pairs: Sequence[Pair], other_pairs: Sequence[Pair]
+) -> tuple[list[Difference | None], int]:
     """Returns the differences of pairs, their p-values corrected, and for how many.
 
     Args:
         pairs: each a row, and the row that it is compared with.
-        rest: further pairs that p-values are corrected for.
+        other_pairs: further pairs that p-values are corrected for.
     """
     # A row that is not swept is compared at each value, but with another such row once.
-    keys = [frozenset(map(id, pair)) for pair in (*pairs, *rest)]
-    differences = [statistics.paired(a.final, b.final) for a, b in (*pairs, *rest)]
-    once = dict(zip(keys, differences, strict=True))
-    p = dict(zip(once, statistics.corrected([*once.values()]), strict=True))
-    found = [
-        d and d._replace(p=p[key]) for key, d in zip(keys, differences, strict=True)
-    ]
-    return found[: len(pairs)], sum(x is not None for x in p.values())
+    difference_by_pair: dict[frozenset[int], Difference | None] = {}
+    differences = []
+    for row, base in (*pairs, *other_pairs):
+        difference = statistics.paired(row.final, base.final)
+        difference_by_pair[_pair_key(row, base)] = difference
+        differences.append(difference)
+    p_values = statistics.corrected([*difference_by_pair.values()])
+    p_by_pair = dict(zip(difference_by_pair, p_values, strict=True))
+    corrected_differences = []
+    for (row, base), difference in zip(pairs, differences, strict=False):
+        if difference is not None:
+            difference = difference._replace(p=p_by_pair[_pair_key(row, base)])
+        corrected_differences.append(difference)
+    return corrected_differences, sum(p is not None for p in p_values)
+
+
+def _pair_key(row: Row, base: Row) -> frozenset[int]:
+    return frozenset((id(row), id(base)))
 
 
 def retuned(
-    a: Row, b: Row, difference: Difference | None
+    row: Row, base: Row, difference: Difference | None
 ) -> tuple[float, float] | None:
     """Returns the 95 % interval of a difference that accounts for tuning, too.
 
@@ -331,8 +541,8 @@ def retuned(
     than it is on the seeds that chose it, so the interval tends to be too wide.
 
     Args:
-        a: a row.
-        b: the row that it is compared with.
+        row: a row.
+        base: the row that it is compared with.
         difference: their difference, from `paired`.
 
     Returns:
@@ -340,93 +550,130 @@ def retuned(
     """
     if difference is None or difference.low is None or difference.high is None:
         return None
-    if not (len(a.shortfalls) and len(b.shortfalls)):
+    if not (len(row.shortfalls) and len(base.shortfalls)):
         return None
     from scipy.special import stdtrit  # what --help must not wait for
 
     error = (difference.deviation or 0.0) / math.sqrt(difference.count)
+    count = len(row.shortfalls)
     # One draw from each of equal parts of the distribution: with draws by chance alone,
     # the interval would be up to 5 % narrower than without the tuning.
-    parts = np.random.default_rng(0).permutation(count := len(a.shortfalls))
-    draws = stdtrit(difference.count - 1, (parts + 0.5) / count)
-    draws = difference.mean + error * draws + np.subtract(a.shortfalls, b.shortfalls)
+    order = np.random.default_rng(0).permutation(count)
+    deviates = stdtrit(difference.count - 1, (order + 0.5) / count)
+    shortfalls = np.subtract(row.shortfalls, base.shortfalls)
+    draws = difference.mean + error * deviates + shortfalls
     low, high = np.quantile(draws, [0.025, 0.975], method="hazen")
     return float(low), float(high)
 
 
-def rates(config: StudyConfig, rows: Sequence[Row]) -> tuple[str, float, list[str]]:
-    """Compares the effective rates of the variants, at each value of the sweep.
+# Learning rates.
 
-    Args:
-        config: the study.
-        rows: rows of the table.
 
-    Returns:
-        ONE_NOMINAL, BY_HAND or BY_DEFAULT where rates were not tuned and effective ones
-        differ, "" elsewhere; the ratio of the largest effective rate to the smallest;
-        and remarks.
+class RateTerms(NamedTuple):
+    """At which rates algorithms are compared.
+
+    Attributes:
+        terms: ONE_NOMINAL, BY_HAND or BY_DEFAULT where rates were not tuned and
+            effective ones differ; "" elsewhere.
+        ratio: the ratio of the largest effective rate to the smallest.
+        remarks: remarks.
     """
-    is_tuned = any("lr" in x.flags and len(x.values) > 1 for x in config.tuned)
-    # One algorithm at several rates is a study of rates.
+
+    terms: str = ""
+    ratio: float = 1.0
+    remarks: Sequence[str] = ()
+
+
+def compare_rates(config: StudyConfig, rows: Sequence[Row]) -> RateTerms:
+    """Compares the effective rates of the variants, at each value of the sweep."""
+    is_tuned = any("lr" in axis.flags and len(axis.values) > 1 for axis in config.tuned)
+    rows_by_point = by_point(rows)
+    groups = [*rows_by_point.values()]
+    unfair_groups = [group for group in groups if _rate_ratio(group) > MAX_RATE_RATIO]
+    has_rates = max(len(_effective_rates(group)) for group in groups) > 1
+    is_fair = has_rates and not unfair_groups
+    if is_tuned or _count_methods(config) < 2 or is_fair:
+        return RateTerms()
+    widest_group = max(groups, key=_rate_ratio)
+    ratio = _rate_ratio(widest_group)
+    effective_rates = _effective_rates(widest_group)
+    names_without_rate = join_words(
+        [row.name for row in widest_group if row.name not in effective_rates]
+    )
+    if not unfair_groups:
+        remark = say("remark.rates_unknown", names=names_without_rate)
+        return RateTerms("", ratio, [remark])
+    terms = _find_terms(config, unfair_groups)
+    terms_text = terms
+    if terms == ONE_NOMINAL:
+        nominal_rate = format_number(widest_group[0].lr)
+        terms_text = say("terms.one_nominal", rate=nominal_rate)
+    fields = {
+        "terms": terms_text,
+        "times": format_factor(ratio),
+        "low": _name_rate(min(effective_rates.values()), effective_rates),
+        "high": _name_rate(max(effective_rates.values()), effective_rates),
+    }
+    if len(groups) == 1:
+        remark = say("remark.unfair.everywhere", **fields)
+    else:
+        # Other values of the sweep may have larger rates.
+        points = [
+            point
+            for point, group in rows_by_point.items()
+            if math.isclose(_rate_ratio(group), ratio, rel_tol=ROUNDING)
+        ]
+        remark = say("remark.unfair.at_points", **fields, points=join_words(points))
+    rate_remarks = [remark]
+    if names_without_rate:
+        rate_remarks.append(say("remark.rate_unknown", names=names_without_rate))
+    return RateTerms(terms, ratio, rate_remarks)
+
+
+def _count_methods(config: StudyConfig) -> int:
+    """Returns the number of algorithms; one at several rates is a study of rates."""
     methods: set[tuple[str, ...]] = set()
     for variant in config.variants:
         # Objects have no names that would tell them apart.
         name = variant.label if variant.algo == OWN else variant.algo
-        own_flags = [x for x in variant.own_flags if parameter(x[0]) != "lr"]
+        own_flags = [
+            words for words in variant.own_flags if parameter(words[0]) != "lr"
+        ]
         methods.add((name, *chain(*own_flags)))
-    rows_by_point = by_point(rows)
-    groups = [*rows_by_point.values()]
-    unfair = [group for group in groups if _times(group) > APART]
-    is_known = max(len(_effective(group)) for group in groups) > 1
-    if is_tuned or len(methods) < 2 or (is_known and not unfair):
-        return "", 1.0, []
-    widest = max(groups, key=_times)
-    rates = _effective(widest)
-    ratio = _times(widest)
-    unknown = ", ".join(r.name for r in widest if r.name not in rates)
-    if not unfair:
-        remark = say("rates_unknown", names=unknown)
-        return "", ratio, [f"{remark} {say('tune_rates')}"]
-    terms = results.BY_DEFAULT
-    if all(len({r.lr for r in group}) == 1 for group in unfair):
-        terms = ONE_NOMINAL
-    elif any("lr" in variant.parameters for variant in config.variants):
-        terms = results.BY_HAND
-    nominal_rate = f" {number(widest[0].lr)}," if terms == ONE_NOMINAL else ""
-    unknown_note = f", and that of {unknown} is not known" if unknown else ""
-    # Other values of the sweep may have larger rates.
-    points = [
-        point
-        for point, group in rows_by_point.items()
-        if math.isclose(_times(group), ratio, rel_tol=ROUNDING)
-    ]
-    place = f" at {sentences.listed(points)}" if len(groups) > 1 else ""
-    remark = say(
-        "unfair",
-        terms=terms,
-        nominal_rate=nominal_rate,
-        place=place,
-        times=factor(ratio),
-        low=_rate_of(min(rates.values()), rates),
-        high=_rate_of(max(rates.values()), rates),
-        unknown_note=unknown_note,
-    )
-    return terms, ratio, [f"{remark} {say('tune_rates')}"]
+    return len(methods)
 
 
-def _rate_of(rate: float, rates: Mapping[str, float]) -> str:
+def _find_terms(config: StudyConfig, unfair_groups: Sequence[Sequence[Row]]) -> str:
+    """Returns at which rates the algorithms of groups are compared."""
+    if all(len({row.lr for row in group}) == 1 for group in unfair_groups):
+        return ONE_NOMINAL
+    if any("lr" in variant.parameters for variant in config.variants):
+        return results.BY_HAND
+    return results.BY_DEFAULT
+
+
+def _name_rate(rate: float, rates: Mapping[str, float]) -> str:
     """Returns a rate, and all that have it: "0.4 of bmuf and slowmo"."""
-    names = [x for x, own in rates.items() if math.isclose(own, rate, rel_tol=ROUNDING)]
-    return f"{number(rate)} of {sentences.listed(names)}"
+    names = [
+        name
+        for name, other_rate in rates.items()
+        if math.isclose(other_rate, rate, rel_tol=ROUNDING)
+    ]
+    return say("terms.rate_of", rate=format_number(rate), names=join_words(names))
 
 
-def _effective(group: Sequence[Row]) -> dict[str, float]:
+def _effective_rates(rows: Sequence[Row]) -> dict[str, float]:
     """Returns the effective rates by name; sign methods have none."""
-    found = {r.name: r.effective_lr for r in group}
-    return {k: x for k, x in found.items() if x is not None and 0 < x < math.inf}
+    rates = {}
+    for row in rows:
+        if row.effective_lr is not None and 0 < row.effective_lr < math.inf:
+            rates[row.name] = row.effective_lr
+    return rates
 
 
-def _times(group: Sequence[Row]) -> float:
+def _rate_ratio(rows: Sequence[Row]) -> float:
     """Returns the ratio of the largest effective rate to the smallest."""
-    found = _effective(group).values() or [1.0]
-    return max(found) / min(found)
+    rates = [*_effective_rates(rows).values()]
+    if not rates:
+        return 1.0
+    return max(rates) / min(rates)

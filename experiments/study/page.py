@@ -17,8 +17,16 @@ from experiments import files
 from experiments.command.stopping import printable
 from experiments.command.terminal import duration, rate
 from experiments.command.text_tables import Columns, table, tied, wrapped
-from experiments.study import figures, sentences
-from experiments.study.figures import CSS, TEMPLATES, VARIABLES, Plot, styles
+from experiments.study import figures, formats, remarks, sentences
+from experiments.study.figures import (
+    CSS,
+    REPLICA_MEASURES,
+    TEMPLATES,
+    VARIABLES,
+    Plot,
+    Styles,
+    styles,
+)
 from experiments.study.results import Report, Row
 
 DPI = 240  # 1200 pixels wide
@@ -28,11 +36,20 @@ OPTIONAL = (
     *("corrected p-value", "most a worker sent"),
 )
 FLAG = re.compile(r"(?<![\w-])--[\w-]+")
-# What is special to TeX.
-WORDS = {"±": r"$\pm$", "\\": r"\textbackslash{}", "~": r"\~{}", "^": r"\^{}"}
-WORDS |= {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"}
 MINUS = re.compile(r"(?<=[\s\[])-(?=\d)")
-TEX = str.maketrans({c: f"\\{c}" for c in "&%$#_{}"} | WORDS)
+# What is special to TeX.
+TEX_COMMANDS = {
+    "±": r"$\pm$",
+    "\\": r"\textbackslash{}",
+    "~": r"\~{}",
+    "^": r"\^{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+}
+TEX = str.maketrans({char: f"\\{char}" for char in "&%$#_{}"} | TEX_COMMANDS)
+# The columns of a table that others depend on.
+P_VALUE = "corrected p-value"
 
 
 def write(report: Report, out: Path) -> None:
@@ -49,13 +66,16 @@ def write(report: Report, out: Path) -> None:
     paper = out / "paper"
     folder.mkdir(parents=True, exist_ok=True)
     paper.mkdir(exist_ok=True)
-    look = styles({row.label: row.algo for row in report.rows})
+    look = _styles(report)
+    pictures = {}
+    differences = None
     with figures.style():
         plots = figures.plots(report)
-        pictures = {x.name: figures.save(x, look, folder, DPI) for x in plots}
-        differences = next((x for x in plots if x.name == "differences"), None)
-        if differences:
-            figures.save_untitled(differences, look, paper)
+        for plot in plots:
+            pictures[plot.name] = figures.save(plot, look, folder, DPI)
+            if plot.name == "differences":
+                differences = plot
+                figures.save_untitled(plot, look, paper)
     texts = {
         "table.md": markdown(report),
         "table.csv": csv(report),
@@ -66,6 +86,10 @@ def write(report: Report, out: Path) -> None:
         files.write(out / name, text)
 
 
+def _styles(report: Report) -> Styles:
+    return styles({row.label: row.algo for row in report.rows})
+
+
 def page(report: Report, plots: Sequence[Plot], pictures: Mapping[str, str]) -> str:
     """Renders the report as the text of an HTML file.
 
@@ -74,15 +98,19 @@ def page(report: Report, plots: Sequence[Plot], pictures: Mapping[str, str]) -> 
         plots: the figures, in order.
         pictures: SVGs by the names of the figures.
     """
-    measured = {key for curve in report.curves for key in curve.bands}
-    inside = [by for by in figures.REPLICA_MEASURES if by.key in measured]
+    measured_keys = {key for curve in report.curves for key in curve.bands}
+    zero_names = [
+        measure.name
+        for measure in REPLICA_MEASURES
+        if measure.key in measured_keys and figures.is_empty(report, measure)
+    ]
     return template("report.html.j2").render(
         r=report,
         plots=plots,
         pictures=pictures,
         css=Markup(CSS),
-        zeros=[by.name for by in inside if figures.is_empty(report, by)],
-        styles=styles({row.label: row.algo for row in report.rows}),
+        zeros=zero_names,
+        styles=_styles(report),
         variables=VARIABLES,
     )
 
@@ -99,22 +127,34 @@ def template(name: str) -> Template:
         undefined=StrictUndefined,
         keep_trailing_newline=True,
     )
-    environment.globals["sentences"] = sentences
-    own = {"sentence": sentences.sentence, "number": sentences.number, "tex": tex}
-    environment.filters.update(prose=prose, svg=Markup, rate=rate, **own)
+    environment.globals.update(formats=formats, remarks=remarks, sentences=sentences)
+    environment.filters.update(
+        prose=prose,
+        svg=Markup,
+        rate=rate,
+        capitalize_first=formats.capitalize_first,
+        format_number=formats.format_number,
+        tex=tex,
+    )
     return environment.get_template(name)
 
 
 def latex(report: Report, figure: Plot | None) -> str:
     """Returns the table, and the figure of the differences, for LaTeX."""
-    rows = [cells(report, row, times=False) for row in report.rows]
+    rows = []
+    for row in report.rows:
+        row_cells = cells(report, row, with_times=False)
+        if P_VALUE in row_cells:
+            # The heading says what it is.
+            row_cells[P_VALUE] = row_cells[P_VALUE].removeprefix("p = ")
+        rows.append(row_cells)
     return template("table.tex.j2").render(r=report, rows=rows, figure=figure)
 
 
 def tex(text: str) -> str:
     """Returns text in one line, with what is special to TeX escaped."""
-    found = " ".join(text.split()).translate(TEX).replace("--", "-{}-")
-    return MINUS.sub("$-$", found)
+    escaped = " ".join(text.split()).translate(TEX).replace("--", "-{}-")
+    return MINUS.sub("$-$", escaped)
 
 
 def prose(text: str) -> Markup:
@@ -123,30 +163,52 @@ def prose(text: str) -> Markup:
     return Markup(FLAG.sub(r'<span class="flag">\g<0></span>', escaped))
 
 
-def cells(report: Report, row: Row, times: bool = True) -> dict[str, str]:
+def cells(report: Report, row: Row, *, with_times: bool) -> dict[str, str]:
     """Returns the texts of a row by column, with or without modelled times."""
-    gone = "all diverged" if row.diverged == row.seeds else "undefined"
-    measure = sentences.spread(row.measure, report.measure) if row.measure else gone
-    swept = {report.sweep: row.point.partition("=")[2]} if report.sweep else {}
-    found = {"algorithm": row.label, **swept}
-    found[report.measure.name] = measure
-    found[sentences.against(report)] = row.comparison.clause
-    if any(each.comparison.p is not None for each in report.rows):
-        found["corrected p-value"] = row.comparison.p_text
-    found["most a worker sent"] = sentences.sent(row)
-    links = [network.name for network in report.networks] if times else []
-    found |= {f"time, {x}": duration(row.seconds.get(x)) for x in links}
-    if report.target is not None and times:
-        goal = sentences.target(report)
-        found[f"steps until {goal}"] = sentences.until_step(row)
-        found |= {f"until {goal}, {x}": sentences.until(row, x) for x in links}
-    found |= {"lr": sentences.nominal(row), "effective lr": rate(row.effective_lr)}
+    row_cells = {"algorithm": row.label, **_sweep_value(report, row)}
+    row_cells[report.measure.name] = _describe_result(report, row)
+    row_cells[sentences.difference_heading(report)] = row.comparison.clause
+    if any(table_row.comparison.p is not None for table_row in report.rows):
+        row_cells[P_VALUE] = sentences.describe_p(row.comparison)
+    row_cells["most a worker sent"] = formats.format_sent_bytes(row)
+    if with_times:
+        row_cells |= _time_cells(report, row)
+    row_cells["lr"] = formats.format_rate(row)
+    row_cells["effective lr"] = rate(row.effective_lr)
     # Without times it is for a narrow place, whose sentences give the seeds.
-    if times or len({each.seeds for each in report.rows}) > 1:
-        found["seeds"] = str(row.seeds)
-    if times or any(each.diverged for each in report.rows):
-        found["diverged"] = str(row.diverged)
-    return found
+    if with_times or len({table_row.seeds for table_row in report.rows}) > 1:
+        row_cells["seeds"] = str(row.seeds)
+    if with_times or any(table_row.diverged for table_row in report.rows):
+        row_cells["diverged"] = str(row.diverged)
+    return row_cells
+
+
+def _sweep_value(report: Report, row: Row) -> dict[str, str]:
+    """Returns the value of the sweep by its flag; {} without a sweep."""
+    if not report.sweep:
+        return {}
+    return {report.sweep: row.point.partition("=")[2]}
+
+
+def _describe_result(report: Report, row: Row) -> str:
+    if row.measure:
+        return formats.format_spread(row.measure, report.measure)
+    return "all diverged" if row.diverged == row.seeds else "undefined"
+
+
+def _time_cells(report: Report, row: Row) -> dict[str, str]:
+    """Returns modelled times on each network, and what it takes to the target."""
+    names = [network.name for network in report.networks]
+    time_cells = {}
+    for name in names:
+        time_cells[f"time, {name}"] = duration(row.seconds.get(name))
+    if report.target is not None:
+        goal = formats.format_target(report)
+        time_cells[f"steps until {goal}"] = formats.format_steps_to_target(row)
+        for name in names:
+            time = formats.format_time_to_target(row, name)
+            time_cells[f"until {goal}, {name}"] = time
+    return time_cells
 
 
 def screen(
@@ -161,9 +223,9 @@ def screen(
         is_written: whether the folder has the report's files. If not, no column is
             left out for want of room.
     """
-    rows = [cells(report, row, times=False) for row in report.rows]
+    rows = [cells(report, row, with_times=False) for row in report.rows]
     columns = Columns(
-        text=("algorithm", sentences.against(report)),
+        text=("algorithm", sentences.difference_heading(report)),
         optional=OPTIONAL,
         elsewhere=f"all columns are in {out / 'table.md'}" if is_written else "",
     )
@@ -178,15 +240,21 @@ def screen(
 
 def markdown(report: Report) -> str:
     """Returns the headline, the table and the remarks as Markdown."""
-    rows = [cells(report, row) for row in report.rows]
-    left = {"algorithm", report.sweep, sentences.against(report)}
-    aligned = ["---" if head in left else "--:" for head in rows[0]]
-    lines = [list(rows[0]), aligned, *(list(row.values()) for row in rows)]
-    escaped = [[one_line(text).replace("|", "\\|") for text in line] for line in lines]
-    grid = "\n".join(f"| {' | '.join(line)} |" for line in escaped)
-    remarks = "\n".join(f"- {one_line(remark)}" for remark in report.remarks)
-    parts = [f"# {one_line(report.title)}", one_line(report.headline), grid, remarks]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    rows = [cells(report, row, with_times=True) for row in report.rows]
+    text_columns = {"algorithm", report.sweep, sentences.difference_heading(report)}
+    alignments = ["---" if head in text_columns else "--:" for head in rows[0]]
+    lines = []
+    for texts in (rows[0], alignments, *(row.values() for row in rows)):
+        escaped = [one_line(text).replace("|", "\\|") for text in texts]
+        lines.append(f"| {' | '.join(escaped)} |")
+    remark_items = [f"- {one_line(remark)}" for remark in report.remarks]
+    paragraphs = [
+        f"# {one_line(report.title)}",
+        one_line(report.headline),
+        "\n".join(lines),
+        "\n".join(remark_items),
+    ]
+    return "\n\n".join(text for text in paragraphs if text) + "\n"
 
 
 def one_line(text: str) -> str:
@@ -205,55 +273,66 @@ def csv(report: Report) -> str:
     An unknown figure is empty. `pandas.read_csv` reads the table directly.
     """
     rows = [csv_row(report, row) for row in report.rows]
-    heads = list(dict.fromkeys(head for row in rows for head in row))
+    heads: dict[str, None] = {}
+    for row in rows:
+        heads |= dict.fromkeys(row)
     with io.StringIO(newline="") as file:
-        writer = csv_files.DictWriter(file, heads, lineterminator="\n")
+        writer = csv_files.DictWriter(file, [*heads], lineterminator="\n")
         writer.writeheader()
         for row in rows:
-            writer.writerow({head: no_formula(x) for head, x in row.items()})
+            writer.writerow({head: no_formula(value) for head, value in row.items()})
         return file.getvalue()
 
 
-def no_formula(x: Any) -> Any:
+def no_formula(value: Any) -> Any:
     """Returns a cell that no spreadsheet takes for a formula: ' before such text."""
     # A label such as =1+1 would be evaluated when the file is opened.
-    if not isinstance(x, str) or not x.lstrip().startswith(tuple("=+-@")):
-        return x
+    if not isinstance(value, str) or not value.lstrip().startswith(tuple("=+-@")):
+        return value
     try:
-        float(x)
+        float(value)
     except ValueError:
-        return f"'{x}"
-    return x
+        return f"'{value}"
+    return value
 
 
 def csv_row(report: Report, row: Row) -> dict[str, Any]:
     """Returns the figures of a row by column."""
-    swept = {report.sweep: row.point.partition("=")[2]} if report.sweep else {}
     key = report.measure.key
+    difference = row.comparison.difference
     networks = [network.name for network in report.networks]
-    heads = [f"difference_{x}" for x in ("mean", "low", "high", "sd", "pairs")]
-    low, high = row.comparison.retuned or (None, None)
-    goals = networks if report.target is not None else ()
-    return {
+    values: dict[str, Any] = {
         "algorithm": row.label,
-        **swept,
+        **_sweep_value(report, row),
         "seeds": row.seeds,
         "diverged": row.diverged,
         f"{key}_mean": row.measure and row.measure.mean,
         f"{key}_sd": row.measure and row.measure.deviation,
         "test_loss_mean": row.loss and row.loss.mean,
         "test_loss_sd": row.loss and row.loss.deviation,
-        **dict(zip(heads, row.comparison.difference or (None,) * 5, strict=False)),
-        **({"retuned_low": low, "retuned_high": high} if report.tuning else {}),
-        "verdict": row.comparison.clause,
-        "p_corrected": row.comparison.p,
-        "lr": row.lr,
-        "effective_lr": row.effective_lr,
-        **{f"tuned_{flag}": value for flag, value in row.tuned.items()},
-        "bytes_per_worker": row.bytes_per_worker,
-        "syncs": row.syncs,
-        "steps_to_target": row.steps_to_target,
-        **{f"seconds: {name}": row.seconds.get(name) for name in networks},
-        **{f"seconds to target: {name}": row.to_target.get(name) for name in goals},
-        "command": row.command,
+        "difference_mean": difference and difference.mean,
+        "difference_low": difference and difference.low,
+        "difference_high": difference and difference.high,
+        "difference_sd": difference and difference.deviation,
+        "difference_pairs": difference and difference.count,
     }
+    if report.tuning:
+        low, high = row.comparison.retuned or (None, None)
+        values["retuned_low"] = low
+        values["retuned_high"] = high
+    values["verdict"] = row.comparison.clause
+    values["p_corrected"] = row.comparison.p
+    values["lr"] = row.lr
+    values["effective_lr"] = row.effective_lr
+    for flag, value in row.tuned.items():
+        values[f"tuned_{flag}"] = value
+    values["bytes_per_worker"] = row.bytes_per_worker
+    values["syncs"] = row.syncs
+    values["steps_to_target"] = row.steps_to_target
+    for name in networks:
+        values[f"seconds: {name}"] = row.seconds.get(name)
+    if report.target is not None:
+        for name in networks:
+            values[f"seconds to target: {name}"] = row.to_target.get(name)
+    values["command"] = row.command
+    return values

@@ -1,10 +1,18 @@
 """The records of a report: every field is a number or a sentence to show."""
 
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from typing import Any, NamedTuple
 
 from experiments.study.runs import Tuning
-from experiments.study.statistics import ROUNDING, Band, Difference, Measure, Spread
+from experiments.study.statistics import (
+    LEVEL,
+    ROUNDING,
+    Band,
+    Difference,
+    Measure,
+    Spread,
+)
 from experiments.study.variants import name_at
 from syncalgos.network import Network
 
@@ -36,62 +44,90 @@ class Curve(NamedTuple):
     seconds: dict[str, list[float]]
 
 
-class Comparison(NamedTuple):
-    """One row compared with another, by their paired difference.
+class Standing(StrEnum):
+    """How a row compares with the best one, in the order of an answer."""
 
-    Attributes:
-        verdict: "better", "worse"; "above", "below" where no winner is named; "ahead",
-            "behind" without an interval; "equal", "no difference seen", ….
-        kind: better, worse, unseen, doubtful (seen alone, but not after correction) or
-            few (no interval); "" if nothing was compared.
-        difference: the difference, paired by seed; None without a common seed.
-        count: number of comparisons that its p-value is corrected for.
-        amount: the difference in words, such as "0.80 points"; "" if none is seen.
-        basis: its interval, such as "[0.50, 1.10]"; without one, its seeds in words.
-        note: how certain the difference is, in words.
-        retuned: the interval that also accounts for the noise of tuning; None if
-            unknown.
-    """
+    BETTER = "better"  # on the seeds that both have
+    WORSE = "worse"
+    NOT_AFTER_CORRECTION = "not_after_correction"  # seen alone, but not among all
+    AT_EDGE = "at_edge"  # worse, but its best value is at an end of the range tried
+    NOT_SEEN = "not_seen"
+    NO_INTERVAL = "no_interval"
+    NO_RESULT = "no_result"
 
-    verdict: str
-    kind: str = ""
-    difference: Difference | None = None
-    count: int = 1  # pyright: ignore[reportIncompatibleMethodOverride]
-    amount: str = ""
-    basis: str = ""
-    note: str = ""
-    retuned: tuple[float, float] | None = None
+
+def find_standing(difference: Difference | None, measure: Measure) -> Standing:
+    """Returns how a row compares with the best one, or with the baseline."""
+    if difference is None or difference.low is None or difference.high is None:
+        return Standing.NO_INTERVAL
+    if difference.low <= 0 <= difference.high:
+        return Standing.NOT_SEEN
+    if difference.p is not None and difference.p >= LEVEL:
+        return Standing.NOT_AFTER_CORRECTION
+    if measure.side * difference.mean > 0:
+        return Standing.BETTER
+    return Standing.WORSE
+
+
+class Kind(StrEnum):
+    """How a row compares with the baseline."""
+
+    BASELINE = "baseline"
+    NO_BASELINE = "no_baseline"  # at its value of the sweep
+    NO_COMMON_SEED = "no_common_seed"
+    BETTER = "better"
+    WORSE = "worse"
+    AHEAD = "ahead"  # without an interval
+    BEHIND = "behind"
+    ABOVE = "above"  # where no winner is named
+    BELOW = "below"
+    EQUAL = "equal"
+    NOT_SEEN = "not_seen"
+    NOT_AFTER_CORRECTION = "not_after_correction"
 
     @property
-    def clause(self) -> str:
-        """The comparison without names: "better by 0.80 points [0.50, 1.10]"."""
-        if not self.amount:
-            return f"{self.verdict} {self.basis}".rstrip()
-        if self.kind in ("unseen", "doubtful"):
-            return f"{self.verdict}: {self.amount} {self.basis}".rstrip()
-        return f"{self.verdict} by {self.amount} {self.basis}".rstrip()
+    def is_seen(self) -> bool:
+        """Whether the rows differ, as far as can be told."""
+        return self in (
+            *(Kind.BETTER, Kind.WORSE, Kind.AHEAD, Kind.BEHIND),
+            *(Kind.ABOVE, Kind.BELOW),
+        )
+
+
+class Basis(StrEnum):
+    """What a comparison rests on: an interval, or the signs of the differences."""
+
+    INTERVAL = "interval"
+    ONE_SEED = "one_seed"
+    BOTH_SEEDS = "both_seeds"
+    ALL_SEEDS = "all_seeds"
+    MEAN = "mean"  # not all seeds have the sign of the mean
+
+
+class Comparison(NamedTuple):
+    """One row compared with the baseline, by their paired difference.
+
+    Attributes:
+        kind: how they compare.
+        basis: what that rests on; None if nothing was compared.
+        difference: the difference, paired by seed; None without a common seed.
+        comparisons: number of comparisons that its p-value is corrected for.
+        retuned: the interval that also accounts for the noise of tuning; None if
+            unknown.
+        clause: the comparison in words, such as "better by 0.80 points [0.50, 1.10]".
+    """
+
+    kind: Kind
+    basis: Basis | None = None
+    difference: Difference | None = None
+    comparisons: int = 1
+    retuned: tuple[float, float] | None = None
+    clause: str = ""
 
     @property
     def p(self) -> float | None:
         """The corrected p-value; None for one comparison, or without an interval."""
-        return self.difference.p if self.difference and self.count > 1 else None
-
-    @property
-    def p_text(self) -> str:
-        """The corrected p-value: "p = 0.012"; "" without one."""
-        if self.p is None:
-            return ""
-        return f"p = {self.p:.2g}" if self.p >= 0.0001 else "p below 0.0001"
-
-    @property
-    def sentence(self) -> str:
-        """The clause, and how certain it is."""
-        if self.p_text:
-            return (
-                f"{self.clause}{self.note}. Corrected for {self.count} comparisons, "
-                f"{self.p_text}."
-            )
-        return f"{self.clause}{self.note}."
+        return self.difference.p if self.difference and self.comparisons > 1 else None
 
 
 class Row(NamedTuple):
@@ -139,7 +175,7 @@ class Row(NamedTuple):
     syncs: int | None
     command: str
     final: Mapping[int, float] = {}
-    comparison: Comparison = Comparison("")
+    comparison: Comparison = Comparison(Kind.BASELINE, clause="baseline")
     seconds: Mapping[str, float] = {}
     to_target: Mapping[str, float | None] = {}
     steps_to_target: int | None = None
@@ -151,29 +187,40 @@ class Row(NamedTuple):
         """The variant, and the value of the sweep if there is one."""
         return name_at(self.label, self.point)
 
+    @property
+    def has_edge_rate(self) -> bool:
+        """Whether the tuned learning rate is at an end of the range tried."""
+        return "lr" in self.at_edge
+
 
 class Ranking(NamedTuple):
-    """Rows grouped by how they compare to the best of them.
+    """Rows grouped by how they compare with the best of them.
 
     Attributes:
         rows: all rows, in the order of --algos.
         top: the best row; None if no run has a result.
-        kinds: the other rows by the kind of their comparison to the best, or "lost" if
-            none of their runs has a result, in the order of FINDINGS.
+        standings: the other rows by how they compare with the best, with a list for
+            each standing.
         comparisons: the number of comparisons that p-values are corrected for.
     """
 
     rows: Sequence[Row]
     top: Row | None
-    kinds: Mapping[str, Sequence[Row]]
+    standings: Mapping[Standing, Sequence[Row]]
     comparisons: int
 
     @property
-    def best(self) -> list[Row]:
+    def candidates(self) -> list[Row]:
         """The best row, and all that are not known to be worse."""
-        alike = ("better", "doubtful", "unseen", "few")
-        rows = [row for kind in alike for row in self.kinds[kind]]
-        return rows if self.top is None else [self.top, *rows]
+        rows = [] if self.top is None else [self.top]
+        for standing in (
+            Standing.BETTER,
+            Standing.NOT_AFTER_CORRECTION,
+            Standing.NOT_SEEN,
+            Standing.NO_INTERVAL,
+        ):
+            rows += self.standings[standing]
+        return rows
 
 
 class Report(NamedTuple):
@@ -235,14 +282,18 @@ class Report(NamedTuple):
         return leader(self.rows, self.measure)
 
 
-def leader(rows: Sequence[Row], by: Measure) -> Row | None:
+def leader(rows: Sequence[Row], measure: Measure) -> Row | None:
     """Returns the row with the best mean, the first of equal ones; None without any."""
-    return next(iter(leaders(rows, by)), None)
+    return next(iter(leaders(rows, measure)), None)
 
 
-def leaders(rows: Sequence[Row], by: Measure) -> list[Row]:
+def leaders(rows: Sequence[Row], measure: Measure) -> list[Row]:
     """Returns all rows with the best mean; means that differ by rounding are equal."""
-    means = [(by.side * r.measure.mean, r) for r in rows if r.measure is not None]
-    best = max((mean for mean, _ in means), default=0.0)
-    least = best - ROUNDING * abs(best)
-    return [row for mean, row in means if mean >= least]
+    scores = [
+        (measure.side * row.measure.mean, row)
+        for row in rows
+        if row.measure is not None
+    ]
+    best_score = max((score for score, _ in scores), default=0.0)
+    least_score = best_score - ROUNDING * abs(best_score)
+    return [row for score, row in scores if score >= least_score]

@@ -4,7 +4,14 @@ import math
 
 import numpy as np
 
-from experiments.study.results import Comparison, Curve, Report, Row
+from experiments.study.results import (
+    Basis,
+    Comparison,
+    Curve,
+    Kind,
+    Report,
+    Row,
+)
 from experiments.study.runs import Tuning
 from experiments.study.statistics import ACCURACY, Band, Difference, Spread
 from syncalgos.network import Network
@@ -25,11 +32,17 @@ ALGORITHMS = {
     "diloco": (0.9691, 0.0034, 95, 32, 0),
     "slowmo --slow-momentum 0.95": (0.9552, 0.0121, 120, 16, 1),
 }
-VERDICTS = {
+CLAUSES = {
     "sync_sgd": "baseline",
     "bmuf --nesterov": "no difference seen [-0.1, 0.5]",
     "diloco": "worse by 0.3 points [0.1, 0.6]",
     "slowmo --slow-momentum 0.95": "worse by 1.7 points [0.6, 2.8], and 1 run diverged",
+}
+KINDS = {
+    "sync_sgd": Kind.BASELINE,
+    "bmuf --nesterov": Kind.NOT_SEEN,
+    "diloco": Kind.WORSE,
+    "slowmo --slow-momentum 0.95": Kind.WORSE,
 }
 
 
@@ -57,7 +70,7 @@ def made_up(
         headline="Use bmuf --nesterov: it is as accurate as sync_sgd (97.5 % against "
         "97.2 %, no difference seen in 5 seeds) and sends 16 times less.",
         sentences=[
-            f"{names[name]}: {VERDICTS[name]} (5 seeds, 95 % interval)."
+            f"{names[name]}: {CLAUSES[name]} (5 seeds, 95 % interval)."
             for name in others
         ],
         remarks=[
@@ -153,7 +166,10 @@ def row(name: str, label: str, point: str) -> Row:
         measure=Spread(final, deviation, count),
         loss=Spread(0.08 + (0.98 - final) * 3, 0.011, count),
         comparison=Comparison(
-            VERDICTS[name], difference=None if name == "sync_sgd" else difference
+            KINDS[name],
+            basis=None if name == "sync_sgd" else Basis.INTERVAL,
+            difference=None if name == "sync_sgd" else difference,
+            clause=CLAUSES[name],
         ),
         lr=0.1,
         effective_lr=0.1 * (16 if "bmuf" in name else 1),

@@ -4,7 +4,7 @@ import pytest
 from reports import made_up
 
 from benchmarks.harness import atlas
-from experiments.study.results import Comparison, Curve
+from experiments.study.results import Comparison, Curve, Kind
 from experiments.study.statistics import ACCURACY, LOSS, Band, Difference
 
 
@@ -25,7 +25,11 @@ from experiments.study.statistics import ACCURACY, LOSS, Band, Difference
 )
 def test_a_verdict_follows_the_rule_of_the_preset(by, low, high, p, expected):
     found = Difference((low + high) / 2, low, high, 0.01, 25, False, p)
-    row = made_up().rows[1]._replace(comparison=Comparison("", difference=found))
+    row = (
+        made_up()
+        .rows[1]
+        ._replace(comparison=Comparison(Kind.NOT_SEEN, difference=found))
+    )
     assert atlas.verdict(row, by) == expected
 
 

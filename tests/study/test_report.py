@@ -19,7 +19,7 @@ from reports import ALGORITHMS, NETWORKS, made_up
 from experiments.study import figures
 from experiments.study import page as pages
 from experiments.study.figures import COLOURS, styles
-from experiments.study.results import Comparison, Report
+from experiments.study.results import Comparison, Kind, Report
 from experiments.study.statistics import LOSS, Band, Difference, Spread
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -561,7 +561,10 @@ def test_a_study_of_one_seed_and_one_algorithm_by_loss_is_reported():
 def test_an_algorithm_of_which_all_runs_diverged_is_shown_as_that():
     report = made_up()._replace(networks=[])
     gone = report.rows[1]._replace(
-        diverged=5, measure=None, loss=None, comparison=Comparison("all 5 diverged")
+        diverged=5,
+        measure=None,
+        loss=None,
+        comparison=Comparison(Kind.NO_COMMON_SEED, clause="all 5 diverged"),
     )
     rows = [report.rows[0], gone, *report.rows[2:]]
     curves = report.curves

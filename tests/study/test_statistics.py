@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.stats import ttest_1samp, ttest_rel
 
-from experiments.study.sentences import in_words
+from experiments.study.analysis import compare
 from experiments.study.statistics import (
     ACCURACY,
     Difference,
@@ -109,7 +109,7 @@ def test_a_bound_that_is_0_but_for_rounding_decides_nothing(dtype, side):
     values = by_seed(float(dtype((341 + side * gain) / 360)) for gain in gains)
     found = compared(values, baseline)
     assert 0 in ends(found)
-    assert in_words(found, ACCURACY).clause.startswith("no difference seen")
+    assert compare(found, ACCURACY).clause.startswith("no difference seen")
 
 
 def test_differences_have_one_sign_or_not():
