@@ -214,6 +214,24 @@ def follow(
     return [*map(read, jaxpr.outvars)]
 
 
+def sends_inputs(jaxpr: Any, names: set[str]) -> bool:
+    """Whether a jaxpr sends what depends on its inputs along one of some axes."""
+    sending_equations: list[Any] = []
+
+    def visit(equation: Any, values: list[Any]) -> list[Any]:
+        if not any(values):
+            return [None] * len(equation.outvars)
+        if equation.primitive.name in CALLS:
+            return follow(*runs(equation, values).arms[0], visit, literals=False)
+        for part, _ in within(equation):
+            if part.primitive.name in SENDS and names & {*axes(part)}:
+                sending_equations.append(part)
+        return [True] * len(equation.outvars)
+
+    follow(jaxpr, [True] * len(jaxpr.jaxpr.invars), visit, literals=False)
+    return bool(sending_equations)
+
+
 def _find_parts(equation: Any) -> list[Any]:
     """Returns everything in an equation's parameters, out of tuples and the like."""
     return jax.tree.leaves([*equation.params.values()], is_leaf=_is_jaxpr)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from syncalgos import _jaxprs
 from syncalgos.collectives import Axis, PyTree
-from syncalgos.collectives._axes import ANALYZED, Peers, find_names, mapped_names
+from syncalgos.collectives._axes import trace_over
 
 FROM_OWN_VALUE = "own"
 """Stands for a value that depends on own values by a way on which nothing is sent."""
@@ -47,15 +47,7 @@ def trace(function: Callable[[PyTree], PyTree], tree: PyTree, axis: Axis) -> Tra
         tree: arrays.
         axis: the mapped axis or axes over which the workers lie.
     """
-    if isinstance(axis, Peers) and not ANALYZED.get():
-        # Callbacks show no axis; the mapped axes that stand for processes are shown.
-        axis_sizes = [*zip(mapped_names(axis), (1, axis.size), strict=True)]
-        with ANALYZED.set_to(True):
-            jaxpr = jax.make_jaxpr(function, axis_env=axis_sizes)(tree)
-        names = {*mapped_names(axis)}
-    else:
-        jaxpr = jax.make_jaxpr(function)(tree)
-        names = {*find_names(axis)}
+    jaxpr, names = trace_over(function, tree, axis)
 
     def is_sent(equation: Any) -> bool:
         shared_names = names & {*_jaxprs.axes(equation)}

@@ -165,6 +165,28 @@ def find_names(axis: Axis) -> tuple[str, ...]:
     return names
 
 
+def trace_over(
+    function: Callable[[Any], Any], tree: Any, axis: Axis
+) -> tuple[Any, set[str]]:
+    """Traces a function so that its jaxpr shows what is sent over an axis.
+
+    Args:
+        function: a tree -> any tree.
+        tree: arrays.
+        axis: the mapped axis or axes over which the workers lie.
+
+    Returns:
+        The jaxpr, and the names of the axes along which it sends to other workers.
+    """
+    if isinstance(axis, Peers) and not ANALYZED.get():
+        # Callbacks show no axis; the mapped axes that stand for processes are shown.
+        axis_sizes = [*zip(mapped_names(axis), (1, axis.size), strict=True)]
+        with ANALYZED.set_to(True):
+            jaxpr = jax.make_jaxpr(function, axis_env=axis_sizes)(tree)
+        return jaxpr, {*mapped_names(axis)}
+    return jax.make_jaxpr(function)(tree), {*find_names(axis)}
+
+
 def several(names: Iterable[str]) -> tuple[str, ...]:
     """Returns the names of axes with more than one worker."""
     # XLA keeps an all-reduce over a single worker, and copies the arrays for it.

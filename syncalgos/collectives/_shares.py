@@ -15,8 +15,11 @@ from syncalgos.collectives._axes import Setting
 
 _OWN: Setting[jax.Array | None] = Setting("share", None)
 
-_REDUCERS: Setting[list[Any] | None] = Setting("reducers", None)
-"""The updates that reducers were called with, where each weighs its own; else None."""
+_WEIGHS: Setting[bool] = Setting("weighs", False)
+"""Whether each reducer multiplies what it gets by the worker's share."""
+
+_LEFT_OUT: Setting[list[Any] | None] = Setting("left_out", None)
+"""The updates of reducers that return zeros in place of a mean; None: they combine."""
 
 
 def counting(share: jax.Array | None) -> AbstractContextManager[None]:
@@ -67,22 +70,34 @@ def weighted(tree: PyTree) -> PyTree:
     return times_share(tree, noted_share())
 
 
-def weighing_in_reducers(reducer_inputs: list[Any]) -> AbstractContextManager[None]:
-    """Lets reducers weigh what they get, while the block is traced.
+def weighing_in_reducers(weighs: bool) -> AbstractContextManager[None]:
+    """Sets whether reducers weigh what they get, while the block is traced."""
+    return _WEIGHS.set_to(weighs)
+
+
+def leaving_out_reducers(reducer_inputs: list[Any]) -> AbstractContextManager[None]:
+    """Lets reducers send nothing and return zeros, while the block is traced.
+
+    What is still sent is not sent by a reducer.
 
     Args:
         reducer_inputs: a list, to which each reducer appends what it was called with.
     """
-    return _REDUCERS.set_to(reducer_inputs)
+    return _LEFT_OUT.set_to(reducer_inputs)
 
 
-def enter_reducer(updates: PyTree) -> PyTree:
-    """Returns a reducer's updates, times the worker's share if it is to weigh them."""
-    reducer_inputs = _REDUCERS.get()
+def is_left_out(updates: PyTree) -> bool:
+    """Whether a reducer is to combine nothing; notes what it was called with."""
+    reducer_inputs = _LEFT_OUT.get()
     if reducer_inputs is None:
-        return updates
+        return False
     reducer_inputs.append(updates)
-    return weighted(updates)
+    return True
+
+
+def weigh_in_reducer(updates: PyTree) -> PyTree:
+    """Returns a reducer's updates, times the worker's share if it is to weigh them."""
+    return weighted(updates) if _WEIGHS.get() else updates
 
 
 def times_share(tree: PyTree, share: jax.Array | None) -> PyTree:

@@ -15,7 +15,11 @@ from syncalgos import checks
 from syncalgos._calls import Call, written
 from syncalgos._keys import uniform
 from syncalgos.collectives import Axis, PyTree
-from syncalgos.collectives._shares import enter_reducer
+from syncalgos.collectives._shares import (
+    is_left_out,
+    weigh_in_reducer,
+    weighing_in_reducers,
+)
 from syncalgos.reducers import _stacking
 from syncalgos.reducers._stacking import Layered
 from syncalgos.strategy import require_same
@@ -73,8 +77,11 @@ class Reducer(_OfOptax):
             step: Any = None,
             **_: Any,
         ) -> tuple[PyTree, PyTree]:
-            updates = enter_reducer(updates)
-            combined, _, state = call_combine(combine, updates, state, step)
+            if is_left_out(updates):
+                return jax.tree.map(jnp.zeros_like, updates), state
+            updates = weigh_in_reducer(updates)
+            with weighing_in_reducers(False):  # those that it calls get weighted ones
+                combined, _, state = call_combine(combine, updates, state, step)
             return combined, state
 
         return super().__new__(cls, init, update)

@@ -8,9 +8,14 @@ from typing import Any
 import jax
 import optax
 
-from syncalgos import checks, collectives
+from syncalgos import _jaxprs, checks, collectives
 from syncalgos.collectives import Axis, PyTree
-from syncalgos.collectives._shares import noted_share, weighing_in_reducers
+from syncalgos.collectives._axes import trace_over
+from syncalgos.collectives._shares import (
+    leaving_out_reducers,
+    noted_share,
+    weighing_in_reducers,
+)
 from syncalgos.reducers import _dense, _robust
 from syncalgos.reducers._reducer import Reducer, Transformation
 from syncalgos.strategy import require_same
@@ -65,7 +70,7 @@ def resolve(
     if isinstance(resolved, Reducer):
         return resolved.over(axis)
     if isinstance(resolved, Transformation):
-        return _check_updates(where, optax.with_extra_args_support(resolved))
+        return _check_updates(where, optax.with_extra_args_support(resolved), axis)
     raise ValueError(
         f"{where}: expected an optax GradientTransformation or a factory with a "
         f"keyword axis, got {reducer!r} (wrap a plain function in optax.stateless)"
@@ -77,19 +82,32 @@ def _weigh_in_reducers(
     updates: PyTree,
     state: PyTree,
     params: PyTree,
+    axis: Axis,
 ) -> tuple[PyTree, PyTree]:
     """Calls an update whose reducers, not what is in front, see the worker's share.
 
     In front of a reducer there may be a clip, or another function of a worker's own
     gradients that does not scale with them. Where no reducer is inside, the updates
     stay as `participating` has weighted them.
+
+    Raises:
+        ValueError: it has reducers, and also sends a worker's own updates without one.
     """
     own_updates = collectives.unweighted(updates)
     reducer_inputs: list[PyTree] = []
-    with weighing_in_reducers(reducer_inputs):
-        jax.eval_shape(update, own_updates, state, params)
-        if not reducer_inputs:
-            return update(updates, state, params)
+    with leaving_out_reducers(reducer_inputs):
+        jaxpr, names = trace_over(
+            lambda updates: update(updates, state, params), own_updates, axis
+        )
+    if not reducer_inputs:
+        return update(updates, state, params)
+    if _jaxprs.sends_inputs(jaxpr, names):
+        raise ValueError(
+            "participating: a part of this transformation sends gradients or moves "
+            "without a reducer, beside or in front of one that sends by it, and only "
+            "what a reducer gets can be weighted: let reducers send, as reducers.mean()"
+        )
+    with weighing_in_reducers(True):
         result, new_state = update(own_updates, state, params)
     if jax.tree.structure(result) != jax.tree.structure(updates):
         return result, new_state  # which `_check_updates` refuses
@@ -102,7 +120,7 @@ def _weigh_in_reducers(
 
 
 def _check_updates(
-    where: str, transformation: optax.GradientTransformationExtraArgs
+    where: str, transformation: optax.GradientTransformationExtraArgs, axis: Axis
 ) -> optax.GradientTransformationExtraArgs:
     """Checks that a transformation returns updates of the form that it gets."""
 
@@ -113,7 +131,7 @@ def _check_updates(
         if noted_share() is None:
             combined, state = call(updates, state, params)
         else:
-            combined, state = _weigh_in_reducers(call, updates, state, params)
+            combined, state = _weigh_in_reducers(call, updates, state, params, axis)
         changer = f"{where}: the transformation"
         return require_same(changer, "updates", updates, combined), state
 

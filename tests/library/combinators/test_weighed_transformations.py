@@ -97,10 +97,53 @@ def test_weights_that_are_equal_change_nothing(reduce):
     np.testing.assert_allclose(reduce_twice(equal), reduce_twice(strategy), rtol=1e-6)
 
 
-def test_transformation_that_sends_by_itself_is_weighed_in_front():
-    def update(updates, state, params=None):
-        return jax.lax.pmean(updates, "batch"), state
+def send_by_pmean(updates, state, params=None):
+    return jax.lax.pmean(updates, "batch"), state
 
-    transformation = optax.GradientTransformation(optax.init_empty_state, update)
+
+PMEAN = optax.GradientTransformation(optax.init_empty_state, send_by_pmean)
+
+
+@pytest.mark.parametrize(
+    "transformation",
+    [PMEAN, optax.chain(MEAN, PMEAN)],
+    ids=["alone", "behind a reducer"],
+)
+def test_transformation_that_sends_without_a_reducer_is_weighed(transformation):
     strategy = weigh(sa.reduce_with(transformation, axis="batch"))
     np.testing.assert_allclose(reduce_twice(strategy), [PLAIN_MEAN] * 3, rtol=1e-6)
+
+
+def reduce_leaves(transformation: optax.GradientTransformation):
+    """What a transformation makes of two leaves that hold the same gradients."""
+    strategy = weigh(sa.reduce_with(transformation, axis="batch"))
+
+    def worker(grads: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        state = strategy.init(grads)
+        return strategy.reduce(grads, Replica(grads), state, 0)[0]
+
+    grads = {"by_reducer": jnp.asarray(GRADS), "by_pmean": jnp.asarray(GRADS)}
+    return jax.vmap(worker, axis_name="batch")(grads)
+
+
+@pytest.mark.parametrize("is_jitted", [False, True], ids=["plain", "jit"])
+def test_gradients_that_are_sent_beside_a_reducer_are_refused(is_jitted):
+    pmean = PMEAN
+    if is_jitted:
+        pmean = optax.GradientTransformation(PMEAN.init, jax.jit(PMEAN.update))
+    labels = {"by_reducer": "by_reducer", "by_pmean": "by_pmean"}
+    beside = optax.partition({"by_reducer": MEAN, "by_pmean": pmean}, labels)
+    for transformation in (beside, optax.chain(pmean, MEAN)):
+        with pytest.raises(ValueError, match="sends gradients or moves without a"):
+            reduce_leaves(transformation)
+
+
+def test_reducer_inside_another_one_does_not_weigh_again():
+    def combine(updates, state, step):
+        return MEAN.update(updates, ())[0], updates, state
+
+    own_reducer = sa.reducers.Reducer(combine)
+    strategy = weigh(
+        sa.reduce_with(optax.chain(optax.clip(1.0), own_reducer), axis="batch")
+    )
+    np.testing.assert_allclose(reduce_twice(strategy), [CLIPPED_MEAN] * 3, rtol=1e-6)
