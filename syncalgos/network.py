@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -54,11 +54,14 @@ class Network(NamedTuple):
         name: the name to show.
         bandwidth: bytes per second in each direction.
         latency: seconds of a hop, one way: half a ping.
+        rings_only: whether all all-reduces go by rings, as by gloo, and where a chip
+            reaches its neighbours alone.
     """
 
     name: str
     bandwidth: float
     latency: float
+    rings_only: bool = False
 
 
 PRESETS = {
@@ -101,7 +104,8 @@ def parse(text: str) -> Network:
         text: a name in PRESETS, or text such as "100Mbit/s, 20ms": a bandwidth in bit/s
             or B/s, with k, M, G or T before it, and a one-way latency in ns, us, ms or
             s, in any order; the latency defaults to 0. With "gloo" after them, a hop
-            takes two latencies, as between processes on CPUs.
+            takes two latencies and all-reduces go by rings, as between processes on
+            CPUs.
 
     Raises:
         ValueError: any other text, such as one without a unit or a bandwidth.
@@ -113,7 +117,7 @@ def parse(text: str) -> Network:
     if parts[-1].lower() == GLOO and parts[1:]:
         link = parse(",".join(parts[:-1]))
         hop = GLOO_LATENCIES * link.latency
-        return link._replace(name=f"{link.name}, {GLOO}", latency=hop)
+        return Network(f"{link.name}, {GLOO}", link.bandwidth, hop, rings_only=True)
     quantities = [_read_quantity(text, part) for part in parts]
     latencies = []
     rates = []
@@ -173,16 +177,111 @@ HOPS: dict[str, Callable[[int], int]] = {
     "all_to_all": lambda n: n - 1,
     "permute": lambda n: 1,
 }
+RING = "ring"
+RECURSIVE_DOUBLING = "recursive doubling"
 
 
 Kind = Mapping[str, tuple[float, int]]  # bytes and calls by collective
 
 
+class Transfer(NamedTuple):
+    """The messages of one collective in one step.
+
+    Attributes:
+        algorithm: "ring" or "recursive doubling"; "" if it is not an all-reduce.
+        messages: messages that follow one another.
+        bytes: bytes sent by the worker that sends the most.
+        seconds: the time that they take.
+    """
+
+    algorithm: str
+    messages: int
+    bytes: float
+    seconds: float
+
+
+def all_reduce(size: float, network: Network, workers: int) -> Transfer:
+    """Returns the cheaper of ring and recursive doubling for one all-reduce.
+
+    With N workers, an array of n bytes, and α + bytes · β for each message, where α is
+    the latency and β one over the bandwidth:
+
+    - A ring takes 2 (N-1) messages of n/N bytes: 2 (N-1) α + 2 (N-1)/N n β.
+    - Recursive doubling exchanges whole sums with the workers at distances 1, 2, 4, …:
+      log₂ N (α + n β). If N is no power of two, the workers beyond the largest power
+      first send their array to another worker, and receive the result at the end:
+      (⌊log₂ N⌋ + 2) (α + n β).
+
+    Each worker sends one message and receives one at a time, both at once. If both
+    algorithms take equally long, it is the ring.
+
+    Args:
+        size: n, the bytes of the array.
+        network: link between any two workers.
+        workers: N, at least 2.
+
+    Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication
+    operations in MPICH", 2005, section 4.5. Its third algorithm, which halves and
+    doubles recursively, is not considered: NCCL and gloo do not use it by default.
+    """
+    hops = HOPS["all_reduce"](workers)
+    ring_bytes = hops / workers * size
+    ring_seconds = hops * network.latency + ring_bytes / network.bandwidth
+    ring = Transfer(RING, hops, ring_bytes, ring_seconds)
+    if network.rings_only:
+        return ring
+
+    exchanges = workers.bit_length() - 1  # ⌊log₂ N⌋
+    is_power_of_two = workers == 2**exchanges
+    messages = exchanges if is_power_of_two else exchanges + 2
+    # Of the two further messages, a worker sends one and receives the other.
+    sent_messages = exchanges if is_power_of_two else exchanges + 1
+    doubling = Transfer(
+        RECURSIVE_DOUBLING,
+        messages,
+        sent_messages * size,
+        messages * (network.latency + size / network.bandwidth),
+    )
+    return ring if ring.seconds <= doubling.seconds else doubling
+
+
+def transfer(
+    collective: str,
+    size: float,
+    calls: int,
+    network: Network,
+    workers: int,
+    fused: bool = False,
+) -> Transfer:
+    """Returns the messages of one collective's calls in one step.
+
+    Args:
+        collective: a collective of HOPS.
+        size: bytes that a worker sends by rings in all calls, as in `Sends`.
+        calls: number of calls.
+        network, workers, fused: as for `cost`.
+    """
+    arrays = min(calls, 1) if fused else calls
+    if collective != "all_reduce" or not arrays:
+        messages = HOPS[collective](workers) * arrays
+        seconds = messages * network.latency + size / network.bandwidth
+        return Transfer("", messages, size, seconds)
+    ring_share = HOPS[collective](workers) / workers
+    one_array = all_reduce(size / ring_share / arrays, network, workers)
+    return Transfer(
+        one_array.algorithm,
+        arrays * one_array.messages,
+        arrays * one_array.bytes,
+        arrays * one_array.seconds,
+    )
+
+
 def cost(kind: Kind, network: Network, workers: int, fused: bool = False) -> float:
     """Returns the seconds of one step's collectives, one after the other.
 
-    The time is bytes / bandwidth + latency · hops · calls. In rings, an all-reduce has
-    2 (N-1) hops, a permutation has one, and all others have N-1.
+    An all-reduce takes the cheaper of ring and recursive doubling (`all_reduce`). The
+    time of others is bytes / bandwidth + latency · hops · calls, where a permutation
+    has one hop and all others have N-1, as rings do.
 
     Args:
         kind: bytes and calls of a step by collective, as in `Sends`.
@@ -191,9 +290,10 @@ def cost(kind: Kind, network: Network, workers: int, fused: bool = False) -> flo
         fused: whether all calls of one collective in a step are one message, as in
             frameworks that join arrays in buckets.
 
-    The arithmetic of a reduction takes no time. For collectives within groups of
-    workers (`hierarchical`), N-1 hops are an upper bound: the bytes are those of the
-    group, but its size is not known here.
+    The arithmetic of a reduction takes no time. All arrays of a collective in a step
+    count as equally large. For collectives within groups of workers (`hierarchical`),
+    the time is an upper bound: the bytes are those of the group, but its size is not
+    known here.
 
     Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication
     operations in MPICH", 2005.
@@ -201,11 +301,28 @@ def cost(kind: Kind, network: Network, workers: int, fused: bool = False) -> flo
     if workers == 1:
         return 0.0
     seconds = 0.0
-    for name, (size, calls) in kind.items():
-        calls = min(calls, 1) if fused else calls
-        seconds += size / network.bandwidth
-        seconds += network.latency * HOPS[name](workers) * calls
+    for collective, (size, calls) in kind.items():
+        seconds += transfer(collective, size, calls, network, workers, fused).seconds
     return seconds
+
+
+def all_reduce_algorithms(
+    kinds: Iterable[Kind], network: Network, workers: int, fused: bool = False
+) -> list[str]:
+    """Returns the algorithms that all-reduces of steps take, each once, sorted.
+
+    Args:
+        kinds: bytes and calls of kinds of steps by collective, as in `Sends`.
+        network, workers, fused: as for `cost`.
+    """
+    if workers == 1:
+        return []
+    algorithms: set[str] = set()
+    for kind in kinds:
+        for collective, (size, calls) in kind.items():
+            messages = transfer(collective, size, calls, network, workers, fused)
+            algorithms.add(messages.algorithm)
+    return sorted(algorithms - {""})
 
 
 def modelled_seconds(

@@ -5,7 +5,8 @@
 makes all of docs/studies, or the folders given as arguments. For each folder it reads
 finals.jsonl, curves.jsonl if it exists (benchmarks.harness.curves), and the preset with
 the folder's name. It writes table.csv and the existing figures again. Values that the
-records lack do not change, such as modelled times of records without messages. Records
+records lack do not change, except for modelled times: a table has them only if the
+records have all messages and evaluations, because the model of time may change. Records
 made with other flags have a suffix, such as finals-2500.jsonl, and so do their table
 and figures. The page of the atlas includes tables of three studies.
 """
@@ -25,7 +26,12 @@ from experiments import files
 from experiments.command.words import literal
 from experiments.study import config as configs
 from experiments.study import page, presets
-from experiments.study.analysis import against_baseline, curve_of, row_of
+from experiments.study.analysis import (
+    add_times,
+    against_baseline,
+    curve_of,
+    row_of,
+)
 from experiments.study.config import StudyConfig
 from experiments.study.figures import styles
 from experiments.study.results import Curve, Report
@@ -43,7 +49,7 @@ FLAGS = {
     "--steps 1440 --eval-every 240 --tune lr=0.000125:0.032:log:9"
 }
 # Columns of a table that cannot be computed from the records.
-UNCOMPUTED_COLUMNS = ("seconds", "steps_to_target", "syncs", "command")
+UNCOMPUTED_COLUMNS = ("steps_to_target", "syncs", "command")
 
 
 def read_run_sets(
@@ -147,6 +153,11 @@ def make_report(config: StudyConfig, final_lines: Lines, curve_lines: Lines) -> 
         names_winner=True,
         has_baseline=has_baseline,
     )
+    curves = [_curve(config, run_set) for run_set in run_sets]
+    rows = [
+        add_times(row, curve, study_measure, config.target)
+        for row, curve in zip(rows, curves, strict=True)
+    ]
     labels = [variant.label for variant in config.variants]
     return Report(
         title=make_title(labels, config.task),
@@ -154,7 +165,9 @@ def make_report(config: StudyConfig, final_lines: Lines, curve_lines: Lines) -> 
         measure=study_measure,
         baseline=config.compared_to,
         rows=rows,
-        curves=[_curve(config, run_set) for run_set in run_sets],
+        curves=curves,
+        networks=list(config.networks),
+        target=config.target,
         sweep=config.swept.flag if config.swept else "",
         tuning=scores,
     )
@@ -174,21 +187,30 @@ def _curve(config: StudyConfig, run_set: RunSet) -> Curve:
 
 
 def table(report: Report, old_rows: Sequence[Mapping[str, str]]) -> str:
-    """Returns a table with a report's figures; other columns keep their old values."""
+    """Returns a table with a report's figures; other columns keep their old values.
+
+    Columns of modelled times are left out if the report has none.
+    """
     new_rows = {
         (row.label, row.point): page.csv_row(report, row) for row in report.rows
     }
     with io.StringIO(newline="") as file:
-        writer = csv.DictWriter(file, [*old_rows[0]], lineterminator="\n")
+        has_times = any(row.seconds for row in report.rows)
+        columns = [
+            column
+            for column in old_rows[0]
+            if has_times or not column.startswith("seconds")
+        ]
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
         writer.writeheader()
         for old_row in old_rows:
             value = old_row.get(report.sweep) if report.sweep else None
             point = f"{report.sweep}={value}" if value else ""
             new_row = new_rows[old_row["algorithm"], point]
             cells = {}
-            for column, old_value in old_row.items():
-                if column.startswith(UNCOMPUTED_COLUMNS):
-                    cells[column] = old_value
+            for column in columns:
+                if column in UNCOMPUTED_COLUMNS:
+                    cells[column] = old_row[column]
                 else:
                     cells[column] = page.no_formula(new_row.get(column))
             writer.writerow(cells)

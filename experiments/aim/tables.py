@@ -24,7 +24,7 @@ DETAILED = 3  # most programs of a target for which a terminal shows all details
 TEXT = "algorithm", "collectives across workers"
 OPTIONAL = (
     *("collectives across workers", "compiled in", "ledger"),
-    *("below 5%", "sync", "step"),
+    *("all-reduce", "below 5%", "sync", "step"),
     *("type", "group", "overlapped", "network"),
 )
 Row = dict[str, str]  # text by column; the first column names the row
@@ -508,6 +508,7 @@ def _times_row(result: Result, times: Times) -> Row:
         "mean step": duration(times.mean),
         "speed-up": MISSING if speed_up is None else f"{speed_up:.3g}×",
         "below 5%": MISSING if period is None else f"period {period}",
+        "all-reduce": times.all_reduce or MISSING,
     }
 
 

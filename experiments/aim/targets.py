@@ -53,9 +53,13 @@ def _make_chip(platform: str, name: str, figures: dict[str, Any]) -> Chip:
     fields["description"] = template.substitute(device)
     fields["link_sources"] = tuple(fields.get("link_sources", [fields["source"]] * 2))
     for link in ("inside", "between"):
-        kind = platform_figures[link]["name"]
-        latency = platform_figures[link]["latency"]
-        fields[link] = Network(f"{kind} of {name}", fields[link], latency)
+        link_figures = platform_figures[link]
+        fields[link] = Network(
+            f"{link_figures['name']} of {name}",
+            bandwidth=fields[link],
+            latency=link_figures["latency"],
+            rings_only=link_figures.get("rings_only", False),
+        )
     return Chip(platform, name, **fields)
 
 

@@ -11,7 +11,13 @@ from experiments.aim import hlo, targets
 from experiments.aim.answer import Counts, Findings, TrafficRow
 from experiments.aim.config import MFU, Job
 from experiments.training.sends import from_json
-from syncalgos.network import Network, cost, smallest_period, wall_clock
+from syncalgos.network import (
+    Network,
+    all_reduce_algorithms,
+    cost,
+    smallest_period,
+    wall_clock,
+)
 
 ACROSS = "across workers"
 INSIDE = "inside a worker"
@@ -149,6 +155,8 @@ class Times(NamedTuple):
             is less than a twentieth; None without a period, if none is enough, or if
             some syncs follow another period.
         speed_up: the speed relative to sync_sgd on the same machine; None if unknown.
+        all_reduce: the algorithms of all-reduces across workers, such as "ring"; "" if
+            there are none in steps and syncs.
     """
 
     network: str
@@ -160,6 +168,7 @@ class Times(NamedTuple):
     share: float
     period: int | None
     speed_up: float | None = None
+    all_reduce: str = ""
 
 
 def model_times(
@@ -213,7 +222,26 @@ def model_times(
         period=_enough_period(
             sync_costs, job, step, findings.delay, every + dispatch_seconds
         ),
+        all_reduce=_describe_all_reduces(rows, links[ACROSS]),
     )
+
+
+def _describe_all_reduces(
+    rows: Iterable[TrafficRow], links: Mapping[str, Network]
+) -> str:
+    """Returns the algorithms of all-reduces across workers in steps and syncs."""
+    algorithms: set[str] = set()
+    for row in rows:
+        if row.scope == ACROSS and row.when != DISPATCH:
+            kinds = [{row.kind: (_bytes_of_a_ring(row), row.calls)}]
+            link = links[row.network]
+            algorithms.update(all_reduce_algorithms(kinds, link, row.group))
+    return " and ".join(sorted(algorithms))
+
+
+def _bytes_of_a_ring(row: TrafficRow) -> float:
+    """Returns the bytes of a row on one link: between hosts each ring has its own."""
+    return row.bytes / (row.rings if row.network == "between" else 1)
 
 
 def _enough_period(
@@ -277,10 +305,7 @@ def _send_seconds(
     waited = 0.0
     hidden = 0.0
     for row in rows:
-        row_bytes = row.bytes
-        if row.network == "between":  # each ring uses a separate adapter
-            row_bytes /= row.rings
-        messages = {row.kind: (row_bytes, row.calls)}
+        messages = {row.kind: (_bytes_of_a_ring(row), row.calls)}
         seconds = cost(messages, links[row.network], row.group)
         hidden_share = row.overlapped / row.calls if row.calls else 0.0
         waited += seconds * (1 - hidden_share)

@@ -79,7 +79,7 @@ def report(config: StudyConfig, run_sets: Sequence[RunSet], command: str) -> Rep
         for run_set, seconds in zip(run_sets, step_seconds, strict=True)
     ]
     rows = [
-        _add_times(row, curve, measure, config.target)
+        add_times(row, curve, measure, config.target)
         for row, curve in zip(rows, curves, strict=True)
     ]
     if not config.network:
@@ -236,7 +236,7 @@ def _clocks(
     return clocks
 
 
-def _add_times(row: Row, curve: Curve, measure: Measure, target: float | None) -> Row:
+def add_times(row: Row, curve: Curve, measure: Measure, target: float | None) -> Row:
     """Returns the row with its modelled times, to the target and in total."""
     seconds = {name: clock[-1] for name, clock in curve.seconds.items()}
     index = _find_target(curve, measure, target)

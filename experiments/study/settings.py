@@ -9,6 +9,7 @@ from experiments.study.config import StudyConfig
 from experiments.study.formats import MAX_LABELS, join_words
 from experiments.study.runs import RunSet
 from experiments.study.sentences import PHRASES, say
+from syncalgos.network import all_reduce_algorithms
 
 
 def list_settings(config: StudyConfig, run_sets: Sequence[RunSet]) -> dict[str, str]:
@@ -20,6 +21,9 @@ def list_settings(config: StudyConfig, run_sets: Sequence[RunSet]) -> dict[str, 
     arguments = _describe_arguments(run_sets)
     if arguments:
         settings["arguments"] = arguments
+    all_reduces = _describe_all_reduces(config, run_sets)
+    if all_reduces:
+        settings["modelled all-reduces"] = all_reduces
     if config.swept:
         values = ", ".join(config.swept.values)
         settings["swept"] = f"{config.swept.flag} over {values}"
@@ -36,6 +40,26 @@ def list_settings(config: StudyConfig, run_sets: Sequence[RunSet]) -> dict[str, 
         if any(value is not None for value in values):
             settings[name] = _join_values(run_sets, [str(value) for value in values])
     return settings
+
+
+def _describe_all_reduces(config: StudyConfig, run_sets: Sequence[RunSet]) -> str:
+    """Returns the algorithms of modelled all-reduces, and on which networks."""
+    networks_by_algorithms: dict[str, list[str]] = {}
+    for network in config.networks:
+        algorithms: set[str] = set()
+        for run_set in run_sets:
+            workers = run_set.any["workers"]
+            for sends in run_set.sends or ():
+                algorithms.update(
+                    all_reduce_algorithms(sends.kinds, network, workers, config.fused)
+                )
+        if algorithms:
+            joined = " or ".join(sorted(algorithms))
+            networks_by_algorithms.setdefault(joined, []).append(network.name)
+    return "; ".join(
+        f"{algorithms} on {join_words(networks)}"
+        for algorithms, networks in networks_by_algorithms.items()
+    )
 
 
 def _task_name(config: StudyConfig, run_sets: Sequence[RunSet]) -> str:

@@ -23,8 +23,6 @@ from syncalgos.strategy import Replica, Strategy, check_strategy
 PLANNED_ROUNDS = 8
 MAX_WINDOW = 2**20  # local steps in which unlike periods have to meet
 MAX_SEARCH_STEPS = 2**14  # local steps within which two syncs are looked for
-# A network on which each message takes one second, whatever its size.
-_MESSAGE_COUNTER = Network("seconds are messages", bandwidth=math.inf, latency=1.0)
 
 
 class Plan(NamedTuple):
@@ -39,7 +37,8 @@ class Plan(NamedTuple):
             program sends while it computes. No compiler of jax arranges that today.
         period: local steps between two syncs; None if they are not regular.
         syncs: the number of these steps at which anything is sent.
-        bytes: bytes that a worker sends in a sync, on average.
+        bytes: bytes that a worker sends in a sync, on average; by recursive doubling
+            more than `communication` counts, which assumes rings.
         messages: messages of a sync that follow one another, on average.
         seconds: seconds of a sync, on average.
         share: the fraction of the time that the workers wait for messages.
@@ -47,6 +46,9 @@ class Plan(NamedTuple):
         enough: the smallest period at which the share is at most `limit`; for a
             strategy that has no period, the steps of which one may send; None if there
             is none, or none is known.
+        all_reduce: the algorithm of its all-reduces, "ring" or "recursive doubling",
+            whichever is faster for the array, or "recursive doubling and ring"; "" if
+            there are none.
 
     Example:
         >>> import numpy as np
@@ -59,9 +61,9 @@ class Plan(NamedTuple):
         ...     network="1Gbit/s, 1ms",
         ... )
         >>> str(plan)[:54]
-        'A sync of 2 workers takes 34 ms on 1 Gbit/s, 1 ms: eac'
+        'A sync of 2 workers takes 33 ms on 1 Gbit/s, 1 ms: eac'
         >>> round(plan.share, 3), plan.enough
-        (0.041, 7)
+        (0.04, 7)
     """
 
     workers: int
@@ -77,6 +79,7 @@ class Plan(NamedTuple):
     share: float
     limit: float
     enough: int | None
+    all_reduce: str = ""
 
     def __str__(self) -> str:
         sync_time = _format_seconds(self.seconds)
@@ -90,6 +93,9 @@ class Plan(NamedTuple):
         latency_note = ""
         if self.network.latency == 0:
             latency_note = ", without a latency"
+        algorithm_note = ""
+        if self.all_reduce:
+            algorithm_note = f" (all-reduces by {self.all_reduce})"
         overlap_note = ""
         if self.late:
             overlap_note = (
@@ -103,7 +109,8 @@ class Plan(NamedTuple):
         return (
             f"A sync of {self.workers} workers takes {sync_time} on "
             f"{self.network.name}{latency_note}: each worker sends {size}, in "
-            f"{self.messages:.3g} message{plural} one after the other{overlap_note}. "
+            f"{self.messages:.3g} message{plural} one after the other{algorithm_note}"
+            f"{overlap_note}. "
             f"With {frequency} of "
             f"{step_time}, communication takes {percent:.3g} % of the time (a step "
             f"takes {mean_step_time} on average); {self._describe_enough()}. Each call "
@@ -142,7 +149,8 @@ def plan(
     """Plans the communication of a strategy on a network; nothing is trained.
 
     It counts bytes as `communication` does, and models their time by bytes / bandwidth
-    plus a latency for each message that has to follow another (`syncalgos.network`).
+    plus a latency for each message that has to follow another. An all-reduce takes the
+    cheaper of ring and recursive doubling (`syncalgos.network.all_reduce`).
 
     Args:
         strategy: the strategy.
@@ -159,7 +167,7 @@ def plan(
             those of an all-reduce are, as XLA joins them on CPUs and TPUs; the arrays
             of others, as in gossip or reduce="int8", are messages of their own. With
             "gloo", messages are those of several processes: of at most 8 MB in an
-            all-reduce, and 40 kB in others.
+            all-reduce, which is a ring, and 40 kB in others.
         taken: as for `communication`.
 
     Returns:
@@ -206,8 +214,8 @@ def plan(
     if not counts.syncs:
         raise ValueError(f"plan: the strategy sends nothing in {num_steps} local steps")
 
-    sync_seconds = workload.seconds_per_step(counts)
-    messages = workload.messages_per_step(counts)
+    transfers = workload.transfers_per_step(counts)
+    sync_seconds = transfers.seconds
     clock = net.wall_clock(sync_seconds.tolist(), step_seconds, strategy.late)
     enough = None
     if period and own_period is not None and not strategy.late and taken is None:
@@ -232,14 +240,29 @@ def plan(
         late=strategy.late,
         period=period,
         syncs=counts.syncs,
-        bytes=counts.bytes_per_worker / counts.syncs,
-        messages=float(messages.sum()) / counts.syncs,
+        bytes=float(transfers.bytes.sum()) / counts.syncs,
+        messages=float(transfers.messages.sum()) / counts.syncs,
         seconds=float(sync_seconds.sum()) / counts.syncs,
         # Rounding may leave a clock without messages just below the steps' own time.
         share=max(0.0, 1 - num_steps * step_seconds / float(clock[-1])),
         limit=share,
         enough=enough,
+        all_reduce=" and ".join(transfers.algorithms),
     )
+
+
+class _Transfers(NamedTuple):
+    """The messages of each step.
+
+    Attributes:
+        seconds, bytes, messages: of each step, (steps,).
+        algorithms: the algorithms of all-reduces, sorted.
+    """
+
+    seconds: np.ndarray
+    bytes: np.ndarray
+    messages: np.ndarray
+    algorithms: list[str]
 
 
 @dataclass(frozen=True)
@@ -274,28 +297,29 @@ class _Workload:
 
     def seconds_per_step(self, counts: Communication) -> np.ndarray:
         """Returns the seconds of each step's messages, (steps,)."""
-        return self._costs_per_step(counts, self.network)
-
-    def messages_per_step(self, counts: Communication) -> np.ndarray:
-        """Returns the number of each step's messages in sequence, (steps,)."""
-        return self._costs_per_step(counts, _MESSAGE_COUNTER)
+        return self.transfers_per_step(counts).seconds
 
     @property
     def _uses_gloo(self) -> bool:
         return net.GLOO in self.network.name
 
-    def _costs_per_step(self, counts: Communication, link: Network) -> np.ndarray:
+    def transfers_per_step(self, counts: Communication) -> _Transfers:
+        """Returns the messages of each step on the network."""
         kinds, kind_of_step = net.sends(counts)
-        kind_costs = np.zeros(len(kinds))
+        figures = np.zeros((3, len(kinds)))  # seconds, bytes, messages
+        algorithms: set[str] = set()
         for i, kind in enumerate(kinds):
-            for collective, bytes_and_calls in kind.items():
+            for collective, (size, calls) in kind.items():
                 fused = self.fused
                 if fused is None:
                     fused = collective == "all_reduce" and not self._uses_gloo
-                kind_costs[i] += net.cost(
-                    {collective: bytes_and_calls}, link, self.workers, fused
+                transfer = net.transfer(
+                    collective, size, calls, self.network, self.workers, fused
                 )
-        return kind_costs[kind_of_step]
+                figures[:, i] += transfer.seconds, transfer.bytes, transfer.messages
+                algorithms.add(transfer.algorithm)
+        seconds, sent_bytes, messages = figures[:, kind_of_step]  # (steps,) each
+        return _Transfers(seconds, sent_bytes, messages, sorted(algorithms - {""}))
 
 
 def _count_rounds(

@@ -351,9 +351,20 @@ def test_chips_of_a_worker_share_a_given_link_and_rings_have_their_own():
 
 def test_a_ring_through_all_chips_passes_a_given_link_once_a_worker():
     rows = [row("step", size=1e6, group=16)]
-    link = Network("given", 1e9, 0.5)
+    link = Network("given", 1e9, 0.5, rings_only=True)
     told = modelled(rows, network=link, mesh={"a": 8})
     assert told.every == pytest.approx(2 * 1 * 0.5 + 1e-3)
+    assert told.all_reduce == "ring"
+
+
+def test_a_small_all_reduce_takes_recursive_doubling_except_on_a_torus():
+    small = [row("step", "between", size=1e3, group=8)]
+    link = Network("given", 1e9, 0.5)
+    told = modelled(small, network=link, workers=8)
+    assert told.every == pytest.approx(3 * 0.5, rel=1e-4)
+    assert told.all_reduce == "recursive doubling"
+    chip = parse("tpu:v5e:2x4").chip
+    assert chip.inside.rings_only and not chip.between.rings_only
 
 
 # A step takes a second, and a sync of all fragments 3 s: a twentieth of 57 steps.

@@ -32,13 +32,14 @@ RANGE = 0.14
 
 
 def test_a_plan_is_that_of_the_formulas():
-    found = plan(sa.diloco(16))
+    rings = LINK._replace(rings_only=True)
+    found = plan(sa.diloco(16), network=rings)
     ring = 2 * 3 / 4 * 4 * ENTRIES / 1e4 + 6 * 0.05  # bytes, and 2 (N - 1) hops
     assert (found.period, found.syncs, found.bytes, found.messages) == (16, 8, 6000, 6)
     assert found.seconds == pytest.approx(ring)
     assert found.share == pytest.approx(ring / (ring + 16 * 0.5))
     assert found.enough == int(np.ceil(19 * ring / 0.5))
-    apart = plan(sa.diloco(16), fused=False)
+    apart = plan(sa.diloco(16), network=rings, fused=False)
     assert apart.messages == 12 and apart.seconds == pytest.approx(ring + 0.3)
     # XLA joins the arrays of all-reduces alone.
     each = plan(sa.diloco(16, reduce="int8"), fused=False).messages
@@ -50,7 +51,7 @@ def test_messages_between_processes_on_cpus_are_those_that_gloo_gets():
     leaves = [jax.ShapeDtypeStruct((500_000,), "float32")] * 6  # of 2 MB
 
     def messages(strategy):
-        by_gloo = Network("a link, gloo", bandwidth=1e4, latency=0.1)
+        by_gloo = Network("a link, gloo", 1e4, latency=0.1, rings_only=True)
         return plan(strategy, replica=leaves, network=by_gloo).messages
 
     assert messages(sa.gossip()) == 6 * 2_000_000 / 40_000
@@ -63,10 +64,11 @@ def test_a_plan_says_so_in_a_paragraph():
     text = str(sa.plan(sa.diloco(64), gpt2, **own))
     assert text.startswith(
         "A sync of 8 workers takes 69.7 s on 100 Mbit/s, 20 ms: each worker sends "
-        "868 MB, in 14 messages one after the other. With a period of 64 local steps "
-        "of 200 ms, communication takes 84.5 % of the time (a step takes 1.29 s on "
-        "average); it is at most 5 % with a period of 6,624 or more. Each call of "
-        "`step` or `run` also averages the metrics, in 280 ms, so take many steps in a "
+        "868 MB, in 14 messages one after the other (all-reduces by ring). With a "
+        "period of 64 local steps of 200 ms, communication takes 84.5 % of the time (a "
+        "step takes 1.29 s on average); it is at most 5 % with a period of "
+        "6,624 or more. Each call of `step` or `run` also averages the metrics, in "
+        "60 ms, so take many steps in a "
     )
     assert "beside 8 local steps of computation if these overlap" in str(
         plan(sa.co2(8))
@@ -278,6 +280,7 @@ def test_a_first_sync_beyond_eight_periods_is_found():
 @pytest.mark.slow
 def test_a_plan_of_any_algorithm_adds_up():
     """Strategies that decide by the data need decisions, as in the ledger."""
+    rings = LINK._replace(rings_only=True)
     for name, make in sa.ALGORITHMS.items():
         is_told = "learning_rate" in signature(make).parameters
         strategy = make(**{"learning_rate": 0.1} if is_told else {})
@@ -286,7 +289,7 @@ def test_a_plan_of_any_algorithm_adds_up():
             own["taken"] = np.ones((64, 1), bool)
         sent = sa.communication(strategy, MODEL, **own)
         if sent.syncs:
-            found = plan(strategy, **own)
+            found = plan(strategy, network=rings, **own)
             assert found.bytes * found.syncs == pytest.approx(sent.bytes_per_worker)
             assert 0 <= found.share < 1 and found.messages > 0
 
