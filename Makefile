@@ -16,7 +16,7 @@ slow:
 
 ARGS = --count 300 --seed 0
 laws:
-	JAX_PLATFORMS=cpu JAX_NUM_CPU_DEVICES=8 PYTHONPATH=.:docs:tests/support python tests/library/laws/laws.py $(ARGS)
+	JAX_PLATFORMS=cpu JAX_NUM_CPU_DEVICES=8 PYTHONPATH=.:docs:tests python tests/library/laws/laws.py $(ARGS)
 
 mutants:
 	python tests/mutants.py
@@ -35,7 +35,7 @@ table:
 	JAX_PLATFORMS=cpu PYTHONPATH=.:docs python -m pages.stacked
 
 vectors:
-	JAX_PLATFORMS=cpu PYTHONPATH=.:docs:tests:tests/support python -m conformance.make
+	JAX_PLATFORMS=cpu PYTHONPATH=.:docs:tests python -m conformance.make
 
 # Notebooks show what is on stderr: a compiler for TPUs would look for one, and say so.
 # The kernel in docs/kernels does not warn that a notebook runs without encryption.

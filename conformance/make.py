@@ -20,8 +20,8 @@ import jax
 import numpy as np
 import recurrences
 from pages.docstrings import joined, parsed
-from problems import SHAPES
 from recurrences import LR, MOMENTUM, START, STEPS, des_loc, noloco, rate
+from support.problems import SHAPES
 
 import syncalgos
 

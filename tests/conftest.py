@@ -17,7 +17,7 @@ import shutil
 import hypothesis
 import jax
 import pytest
-from commands import PROGRAMS, SHARED
+from support.commands import PROGRAMS, SHARED
 
 QUICK = ["--xla_backend_optimization_level=0"]
 if jax.__version_info__ < (0, 11):  # later versions refuse to start with it
@@ -55,7 +55,7 @@ hypothesis.settings.register_profile("unhurried", deadline=None)
 hypothesis.settings.load_profile("unhurried")
 
 # Its assertions tell their values.
-pytest.register_assert_rewrite("problems.quadratics")
+pytest.register_assert_rewrite("support.problems.quadratics")
 TESTS = itertools.count(1)
 
 

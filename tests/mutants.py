@@ -86,7 +86,9 @@ def importers(file: str) -> list[str]:
         stems = "|".join(
             x.parent.name if x.stem == "__init__" else x.stem for x in shared
         )
-        by_helper = rf"^(from|import) [\w.]*\b({stems or '-'})\b"
+        by_helper = (
+            rf"^((from|import) [\w.]*|from support {listed})\b({stems or '-'})\b"
+        )
         more = {x for x, text in texts.items() if re.search(by_helper, text, re.M)}
         found = found | more
     tests = (x for x in found if x.stem.startswith("test_"))

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import jax
 import pytest
-from commands import OTHER_MACHINES, ROOT, environment, find_imports, load, ran
-from faults import until
-from tiers import tiers
+from support.commands import OTHER_MACHINES, ROOT, environment, find_imports, load, ran
+from support.faults import until
+from support.tiers import tiers
 
 import syncalgos as sa
 from experiments.aim import config, tables, times

@@ -7,9 +7,9 @@ import importlib.util
 import itertools
 
 import pytest
-from owed import owed
-from own_process import found
-from session import asked
+from support.chosen_tests import asked
+from support.device_processes import found
+from support.requirements import owed
 
 from syncalgos import ALGORITHMS
 
@@ -40,7 +40,7 @@ def compiled(machine, names):
     target, slices, workers, module = machine
     if importlib.util.find_spec(module) is None:
         pytest.skip(f"{module} is not installed: no compiler for {target}")
-    return found("aim/ledgers.py", target, str(slices), str(workers), *names)
+    return found("compiled_ledgers", target, str(slices), str(workers), *names)
 
 
 @pytest.mark.parametrize(("machine", "name"), list(cases()))

@@ -4,7 +4,7 @@ import importlib.util
 import json
 
 import pytest
-from commands import OTHER_MACHINES, run_python
+from support.commands import OTHER_MACHINES, run_python
 
 from experiments.aim import targets
 from experiments.command.errors import BadRequest

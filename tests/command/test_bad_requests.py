@@ -8,8 +8,8 @@ import inspect
 import os
 
 import pytest
-from answers import MODULES, answered, assert_told, write_modules
-from commands import ROOT
+from support.command_answers import MODULES, answered, assert_told, write_modules
+from support.commands import ROOT
 
 from experiments.aim.config import SETTINGS as OF_AIM
 from experiments.command import factories

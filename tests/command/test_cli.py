@@ -7,10 +7,10 @@ import shlex
 import signal
 import sys
 
-import lasting
 import numpy as np
 import pytest
-from commands import (
+from support import resumed_runs
+from support.commands import (
     BASE,
     LINE,
     PARAMS_BYTES,
@@ -39,7 +39,7 @@ def run(tmp_path_factory):
 
     @functools.cache
     def made(command):
-        make = execute if command == BASE else lasting.run
+        make = execute if command == BASE else resumed_runs.run
         return make(command, tmp_path_factory.mktemp("run") / "out")
 
     return made
@@ -153,7 +153,7 @@ def test_terminal_shows_a_bar_until_ctrl_c(tmp_path):
 
 @pytest.mark.slow
 def test_header_says_how_workers_and_batch_are_laid_out(tmp_path):
-    ended = lasting.run("--workers 7 --steps 2 --eval-every 2", tmp_path)
+    ended = resumed_runs.run("--workers 7 --steps 2 --eval-every 2", tmp_path)
     for shown in (
         "batch 63 (9 per worker), the multiple of 7 nearest to the task's 64",
         "7 workers on 1 cpu device × 7 lanes",
@@ -162,7 +162,9 @@ def test_header_says_how_workers_and_batch_are_laid_out(tmp_path):
         assert shown in ended.stderr
 
 
-TINY = "--task tiny_tasks:drawing --workers 2 --steps 8 --eval-every 8 --period 4"
+TINY = (
+    "--task support.tiny_tasks:drawing --workers 2 --steps 8 --eval-every 8 --period 4"
+)
 FLAGS = ["", "--seed 1", "--momentum 0.9", "--lr 0.2", "--schedule cosine"]
 FLAGS += ["--momentum 0.9 --opt-state-at-sync average", "--batch-size 4", "--workers 4"]
 FLAGS += ["--momentum 0.9 --opt-state-at-sync reset", "--warmup-steps 4"]
@@ -194,7 +196,7 @@ def test_every_algorithm_learns_digits_bare(name, tmp_path):
 
 @pytest.mark.slow
 def test_note_says_that_the_last_steps_are_not_in_the_global_model(run, tmp_path):
-    runs = lasting.run("--steps 20 --period 16", tmp_path), run(BASE), run(UNEVEN)
+    runs = resumed_runs.run("--steps 20 --period 16", tmp_path), run(BASE), run(UNEVEN)
     notes = [
         [line for line in ended.stderr.splitlines() if "last sync" in line]
         for ended in runs
@@ -206,7 +208,7 @@ def test_note_says_that_the_last_steps_are_not_in_the_global_model(run, tmp_path
 @pytest.mark.slow
 def test_diverged_run_ends_after_its_dispatch_with_complete_files(tmp_path):
     command = "--lr 1e6 --steps 32 --eval-every 16 --dispatch-steps 4"
-    ended = lasting.run(command, tmp_path / "out")
+    ended = resumed_runs.run(command, tmp_path / "out")
     assert ended.code == 3
     summary = ended.summary
     at = ended.summary["diverged_at"]
@@ -220,6 +222,6 @@ def test_diverged_run_ends_after_its_dispatch_with_complete_files(tmp_path):
 
 @pytest.mark.slow
 def test_run_whose_last_step_ruins_the_model_has_diverged(tmp_path):
-    ended = lasting.run("--algo sync_sgd --lr 1e38 --steps 1", tmp_path / "out")
+    ended = resumed_runs.run("--algo sync_sgd --lr 1e38 --steps 1", tmp_path / "out")
     assert (ended.code, ended.summary["diverged"]) == (3, True)
     assert "diverged: the test loss is" in ended.stderr

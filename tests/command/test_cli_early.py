@@ -4,7 +4,7 @@ import inspect
 import re
 
 import pytest
-from answers import answered
+from support.command_answers import answered
 
 import syncalgos
 from experiments.aim.config import SETTINGS as OF_AIM

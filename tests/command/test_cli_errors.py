@@ -5,9 +5,9 @@ import sys
 
 import jax
 import pytest
-from answers import MODULES, answered, assert_told, write_modules
-from commands import BASE, ROOT, SUMMARY, ran
-from lasting import run
+from support.command_answers import MODULES, answered, assert_told, write_modules
+from support.commands import BASE, ROOT, SUMMARY, ran
+from support.resumed_runs import run
 
 from experiments import files
 from experiments.command.errors import BadRequest, explained, in_one_line

@@ -6,8 +6,8 @@ import signal
 import time
 
 import pytest
-from commands import CACHE, SUMMARY, TIMEOUT, Run, in_background
-from faults import until
+from support.commands import CACHE, SUMMARY, TIMEOUT, Run, in_background
+from support.faults import until
 
 from experiments.command.stopping import handling
 
@@ -135,7 +135,7 @@ def test_signal_while_a_later_program_is_compiled_loses_no_training(tmp_path):
 @pytest.mark.parametrize(
     "module, task, number, code",
     [
-        ("run", "tests.command.endless:task", signal.SIGINT, 130),
+        ("run", "tests.support.endless_module:task", signal.SIGINT, 130),
         ("run", "tests.support.tiny_tasks:endless", signal.SIGTERM, 75),
         pytest.param(
             *("compare", "tests.support.tiny_tasks:endless", signal.SIGHUP, 75),

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import ran
+from support.commands import ran
 
 pytest.importorskip("argcomplete")
 BIN = Path(sys.executable).parent

@@ -10,11 +10,11 @@ import os
 import re
 
 import jax
-import lasting
 import numpy as np
 import pytest
-from small_tasks import BESIDE, SMALL, task_folder
-from tiers import tiers
+from support import resumed_runs
+from support.small_tasks import BESIDE, SMALL, task_folder
+from support.tiers import tiers
 
 from experiments import run
 from experiments.command import factories
@@ -75,7 +75,7 @@ def offline(monkeypatch, tmp_path):
 )
 def test_every_task_runs_and_tells_its_figures(task, tmp_path):
     command = f"{SHORT} --task {task} {TINY[task]} --data-dir {staged(task)}"
-    ended = lasting.run(command, tmp_path / "out").with_code(0)
+    ended = resumed_runs.run(command, tmp_path / "out").with_code(0)
     assert [line["step"] for line in ended.lines] == [2, 4]
     for line in (*ended.lines, ended.summary):
         if task in FUNCTIONS:
@@ -113,7 +113,7 @@ BAD_FOR_DATA = {
 @pytest.mark.parametrize(("asked", "named"), BAD_FOR_DATA.items(), ids=BAD_FOR_DATA)
 def test_request_that_does_not_fit_the_data_is_refused(asked, named, tmp_path):
     folder = staged(asked.split()[1])
-    line = lasting.refused(f"{asked} --data-dir {folder}", tmp_path / "out")
+    line = resumed_runs.refused(f"{asked} --data-dir {folder}", tmp_path / "out")
     for each in named:
         assert each in line
 
@@ -137,7 +137,7 @@ def test_exported_model_has_the_figures_of_the_summary(tmp_path):
     """With the running statistics of its batch norms, and not without."""
     path = tmp_path / "deep" / "er" / "model.safetensors"
     words = f"{SHORT} --task imagenet_synthetic {TINY['imagenet_synthetic']}"
-    ended = lasting.run(f"{words} --export {path}", tmp_path / "out")
+    ended = resumed_runs.run(f"{words} --export {path}", tmp_path / "out")
     summary = ended.summary
     assert summary["export"] == str(path)
     assert re.search(rf"model +{path}", ended.stdout)

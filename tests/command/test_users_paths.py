@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from answers import answered
+from support.command_answers import answered
 
 from experiments import files
 

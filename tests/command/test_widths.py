@@ -11,8 +11,8 @@ import sys
 import termios
 
 import pytest
-from commands import OTHER_MACHINES, ROOT, TIMEOUT, environment
 from rich.cells import cell_len
+from support.commands import OTHER_MACHINES, ROOT, TIMEOUT, environment
 
 WIDTHS = (60, 80, 132)
 AIM = "--target cpu:4 --algos bmuf,diloco --period 5 --step-time 0.01 --network 10gbe"

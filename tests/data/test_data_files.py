@@ -16,8 +16,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from commands import ROOT
-from formats import put
+from support.commands import ROOT
+from support.formats import put
 
 from experiments.data import downloads
 

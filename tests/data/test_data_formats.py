@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from formats import batch, cifar_archive, put, tar
-from small_tasks import find_data_folder
+from support.formats import batch, cifar_archive, put, tar
+from support.small_tasks import find_data_folder
 
 from experiments.data import formats, tokens
 

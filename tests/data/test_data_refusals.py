@@ -12,7 +12,7 @@ import pickle
 import jax
 import numpy as np
 import pytest
-from formats import batch, cifar_archive, put, python2, tar
+from support.formats import batch, cifar_archive, put, python2, tar
 
 from experiments.data import feeding, formats, sampling
 from experiments.data.feeding import check_data

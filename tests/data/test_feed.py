@@ -9,9 +9,9 @@ import time
 
 import numpy as np
 import pytest
-from commands import execute, in_background
-from lasting import OURS
-from tiny_tasks import BATCH, EXAMPLES
+from support.commands import execute, in_background
+from support.resumed_runs import OURS
+from support.tiny_tasks import BATCH, EXAMPLES
 
 from experiments import run
 from experiments.command.errors import BadRequest
@@ -169,7 +169,7 @@ def summary_of(tmp_path):
 
 @pytest.mark.slow
 def test_host_device_and_a_source_feed_the_same_bits(summary_of, monkeypatch):
-    words = "--task tiny_tasks:read --dispatch-steps 5 --steps 24"
+    words = "--task support.tiny_tasks:read --dispatch-steps 5 --steps 24"
     expected = summary_of(f"{words} --kind arrays --eval-every 12")
     found = [summary_of(f"{words} --kind source")]
     monkeypatch.setattr(feeding, "MOST_ON_DEVICE", 0)
@@ -183,7 +183,7 @@ def test_host_device_and_a_source_feed_the_same_bits(summary_of, monkeypatch):
 def test_run_whose_source_raises_keeps_what_was_trained(tmp_path):
     bad = int(sampling.rows(0, 3, 1, BATCH, EXAMPLES)[0, 0])
     assert bad not in sampling.rows(0, 0, 3, BATCH, EXAMPLES)
-    words = f"--task tiny_tasks:read --bad {bad} --workers 2 --steps 8"
+    words = f"--task support.tiny_tasks:read --bad {bad} --workers 2 --steps 8"
     environ = {"PYTHONPATH": OURS}
     ended = execute(words, tmp_path / "out", **environ, ON_FIRE="1").with_code(75)
     told = ended.stderr.splitlines()[-1]
@@ -195,7 +195,9 @@ def test_run_whose_source_raises_keeps_what_was_trained(tmp_path):
 
 @pytest.mark.long
 def test_ctrl_c_stops_a_host_fed_run_with_complete_files(tmp_path):
-    words = "--task tiny_tasks:read --workers 2 --steps 1000000 --dispatch-steps 16"
+    words = (
+        "--task support.tiny_tasks:read --workers 2 --steps 1000000 --dispatch-steps 16"
+    )
     words += " --eval-every 16"
     with in_background(words, tmp_path / "out", PYTHONPATH=OURS) as (process, wait):
         wait("step      16/1000000")

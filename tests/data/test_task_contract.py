@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny_tasks
-from commands import find_imports
-from lasting import refused
+from support import tiny_tasks
+from support.commands import find_imports
+from support.resumed_runs import refused
 
 from experiments.command.errors import explained
 from experiments.command.factories import OWN
@@ -178,7 +178,7 @@ def test_sigterm_in_a_users_code_is_no_mistake_of_theirs():
     ],
 )
 def test_a_batch_nobody_asked_for_is_not_blamed(words, told, tmp_path):
-    line = refused(f"--task tiny_tasks:drawing {words}", tmp_path / "out")
+    line = refused(f"--task support.tiny_tasks:drawing {words}", tmp_path / "out")
     for text in told:
         assert text in line
 

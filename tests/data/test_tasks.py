@@ -8,8 +8,8 @@ import numpy as np
 import optax
 import pytest
 import scipy.stats
-import small_tasks
-from small_tasks import on_real_data, task_folder
+from support import small_tasks
+from support.small_tasks import on_real_data, task_folder
 
 import syncalgos
 from experiments.data import sampling, tokens

@@ -10,7 +10,7 @@ from functools import partial
 import jax
 import numpy as np
 import pytest
-from commands import together
+from support.commands import together
 
 from experiments import run
 from experiments.data import repeats, tokens

@@ -4,9 +4,9 @@ import functools
 
 import numpy as np
 import pytest
-import small_tasks
-from small_tasks import on_real_data
-from tiers import tiers
+from support import small_tasks
+from support.small_tasks import on_real_data
+from support.tiers import tiers
 
 from experiments.data import feeding, formats, sampling, tokens
 from experiments.data.feeding import check_data

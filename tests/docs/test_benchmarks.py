@@ -6,8 +6,8 @@ import json
 import sys
 
 import pytest
-from commands import ROOT, run_python
-from tiers import tiers
+from support.commands import ROOT, run_python
+from support.tiers import tiers
 
 from benchmarks import goodput
 from benchmarks.peers import __main__ as peers

@@ -4,8 +4,8 @@ import csv
 import re
 
 import pytest
-from claims import CLAIMS, HOLE, ROOT, STUDIES, claimed, fits, styled
 from pages import links
+from support.claims import CLAIMS, HOLE, ROOT, STUDIES, claimed, fits, styled
 
 PAGES = sorted(
     str(path.relative_to(ROOT))
@@ -35,7 +35,7 @@ def test_a_page_says_what_the_records_say(page):
             shown = found[number]
             assert fits(shown, hole, value), (
                 f"{page} has {shown}, the records {styled(value, shown)}: {hole} in "
-                f"{line!r}; `python tests/docs/claims.py` writes all figures again"
+                f"{line!r}; `python tests/support/claims.py` writes all figures again"
             )
 
 

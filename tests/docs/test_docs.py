@@ -9,10 +9,10 @@ from itertools import pairwise
 
 import optax
 import pytest
-import small_tasks
-from commands import ROOT, ran, run_python
 from pages import combinators, core, files, published, table
-from tiers import tiers
+from support import small_tasks
+from support.commands import ROOT, ran, run_python
+from support.tiers import tiers
 
 import syncalgos
 from experiments.command import factories
@@ -74,7 +74,9 @@ def test_program_on_a_mesh_waits_for_each_call(source, tmp_path):
     program = tmp_path / "program.py"
     program.write_text(source)
     printed, _ = run_python(
-        ["tests/support/waiting.py", str(program)], timeout=300, JAX_NUM_CPU_DEVICES="4"
+        ["tests/support/calls_in_flight.py", str(program)],
+        timeout=300,
+        JAX_NUM_CPU_DEVICES="4",
     )
     counts = re.fullmatch(r"(\d+) calls, (\d+) in flight", printed.splitlines()[-1])
     assert counts and int(counts[1]) > 4

@@ -11,10 +11,10 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
-from commands import ROOT, run_python
 from flax import nnx
 from pages import diffs
-from tiers import tiers
+from support.commands import ROOT, run_python
+from support.tiers import tiers
 
 import syncalgos
 

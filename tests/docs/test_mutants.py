@@ -4,8 +4,8 @@ import ast
 from functools import cache
 from pathlib import Path
 
-from commands import ROOT
 from mutants import algorithms, mutants, stages
+from support.commands import ROOT
 
 MUTANTS = mutants()
 

@@ -11,7 +11,7 @@ from email import message_from_bytes
 from pathlib import Path
 
 import pytest
-from commands import ROOT, ran
+from support.commands import ROOT, ran
 
 import syncalgos
 

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 import yaml
-from commands import ROOT
+from support.commands import ROOT
 
 from experiments.training.config import parse
 from syncalgos.algorithms import ALGORITHMS

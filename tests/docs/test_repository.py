@@ -10,7 +10,7 @@ import tomllib
 
 import pytest
 import yaml
-from commands import ROOT
+from support.commands import ROOT
 
 import syncalgos
 

@@ -7,7 +7,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
-from commands import ROOT
+from support.commands import ROOT
 
 PACKAGES = ("syncalgos", "models", "experiments", "benchmarks", "conformance")
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from claims import Part
-from commands import ROOT
 from scipy.stats import ttest_1samp
-from tiers import tiers
+from support.claims import Part
+from support.commands import ROOT
+from support.tiers import tiers
 
 from benchmarks.harness import curves, studies
 from experiments.study import presets

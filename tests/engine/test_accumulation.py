@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from commands import ROOT
-from placed import placed
-from problems.linear import (
+from support.commands import ROOT
+from support.placements import placed
+from support.problems.linear import (
     BATCHES,
     DATA,
     ROWS,
@@ -16,7 +16,7 @@ from problems.linear import (
     plain_loss,
     wide,
 )
-from trees import assert_close
+from support.trees import assert_close
 
 import syncalgos
 

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import AxisType
-from problems.linear import (
+from support.problems.linear import (
     BATCHES,
     DATA,
     ROWS,
@@ -21,8 +21,8 @@ from problems.linear import (
     plain_loss,
     plain_trainer,
 )
-from tiers import tiers
-from trees import assert_close, assert_equal
+from support.tiers import tiers
+from support.trees import assert_close, assert_equal
 
 import syncalgos
 from syncalgos import Strategy, stateless

@@ -12,8 +12,8 @@ import optax
 import optax.contrib
 import pytest
 from flax import nnx
-from problems import two_tables
-from problems.linear import (
+from support.problems import two_tables
+from support.problems.linear import (
     BATCHES,
     DATA,
     ROWS,

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import trees
-from problems.linear import BATCHES, make_params, plain_loss
-from tiers import tiers
+from support import trees
+from support.problems.linear import BATCHES, make_params, plain_loss
+from support.tiers import tiers
 
 import syncalgos as sa
 

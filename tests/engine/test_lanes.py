@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from owed import make
-from problems.linear import (
+from support.problems.linear import (
     BATCHES,
     DATA,
     ROWS,
@@ -16,8 +15,9 @@ from problems.linear import (
     plain_loss,
     wide,
 )
-from tiers import tiers
-from trees import assert_close
+from support.requirements import make
+from support.tiers import tiers
+from support.trees import assert_close
 
 import syncalgos
 from syncalgos import per_example, stateless

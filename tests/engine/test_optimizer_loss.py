@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from lasting import run
-from placed import placed
-from problems.linear import BATCHES, make_params, plain_loss, wide
+from support.placements import placed
+from support.problems.linear import BATCHES, make_params, plain_loss, wide
+from support.resumed_runs import run
 
 import syncalgos as sa
 
@@ -141,7 +141,9 @@ def test_reduce_on_plateau_reduces():
     assert (np.asarray(plateau.scale) < 0.2).all()
 
 
-PLATEAU = "--task tiny_tasks:drawing --workers 2 --steps 40 --eval-every 20 --lr 1e-7"
+PLATEAU = (
+    "--task support.tiny_tasks:drawing --workers 2 --steps 40 --eval-every 20 --lr 1e-7"
+)
 
 
 @pytest.mark.slow
@@ -159,7 +161,10 @@ def test_a_run_on_a_plateau_ends_at_a_lower_rate_and_says_so(tmp_path):
 
 @pytest.mark.slow
 def test_lines_have_the_rate_of_their_last_step(tmp_path):
-    words = "--task tiny_tasks:drawing --workers 2 --steps 8 --eval-every 2 --lr 0.1 "
+    words = (
+        "--task support.tiny_tasks:drawing --workers 2 --steps 8 "
+        "--eval-every 2 --lr 0.1 "
+    )
     with jax.enable_x64(False):
         ended = run(f"{words} --schedule step --warmup-steps 2", tmp_path / "out")
     rates = {2: 0.1, 4: 0.1, 6: 0.01, 8: 0.001}
@@ -169,7 +174,9 @@ def test_lines_have_the_rate_of_their_last_step(tmp_path):
 @pytest.mark.long
 def test_rounds_end_at_syncs_where_a_loss_is_shared_at_every_step(tmp_path):
     """By an optimizer that needs the loss."""
-    words = "--task tiny_tasks:drawing --workers 2 --steps 10 --lr 0.1 --period 4"
+    words = (
+        "--task support.tiny_tasks:drawing --workers 2 --steps 10 --lr 0.1 --period 4"
+    )
     with jax.enable_x64(False):
         command = f"{words} --optimizer momo --algo bmuf --sync-until 2 --eval-every 2"
         ended = run(command, tmp_path / "out").with_code(0)

@@ -7,14 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import tiny_tasks
-from lasting import run
-from mapped import shard_mapped
-from owed import PERIOD, make, owed
-from own_loop import local_steps
-from problems.linear import make_params, plain_loss
-from side_by_side import loss_of_all, optimizers, strategies
-from trees import assert_close
+from support import tiny_tasks
+from support.joint_strategies import loss_of_all, optimizers, strategies
+from support.mapped_workers import shard_mapped
+from support.plain_loop import local_steps
+from support.problems.linear import make_params, plain_loss
+from support.requirements import PERIOD, make, owed
+from support.resumed_runs import run
+from support.trees import assert_close
 
 import syncalgos
 from experiments.data import sampling
@@ -130,7 +130,9 @@ def test_a_strategy_of_ones_own_gives_the_same_numbers_on_the_command_line(
     """The engine trains on the same rows and from the same start."""
     (tmp_path / "pulling.py").write_text(SOURCE)
     monkeypatch.syspath_prepend(tmp_path)
-    words = "--task tiny_tasks:drawing --algo pulling:pulled --workers 2 --seed 3"
+    words = (
+        "--task support.tiny_tasks:drawing --algo pulling:pulled --workers 2 --seed 3"
+    )
     ended = run(f"{words} --steps 11 --lr 0.1 --devices 0,1", tmp_path / "out")
     assert ended.code == 0, ended.stderr
     task = tiny_tasks.drawing()

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from commands import ROOT, execute, run_python
 from flax import nnx
 from safetensors import safe_open
-from trees import largest
+from support.commands import ROOT, execute, run_python
+from support.trees import largest
 
 from experiments.command.errors import BadRequest
 from experiments.training import export

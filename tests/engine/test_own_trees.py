@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from problems.held import Held
+from support.problems.user_nodes import Held
 
 import syncalgos as sa
 

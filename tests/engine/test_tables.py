@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from mapped import over_workers, shard_mapped
-from problems.two_tables import (
+from support.mapped_workers import over_workers, shard_mapped
+from support.problems.two_tables import (
     BATCH,
     BATCHES,
     FIRST_ROWS,
@@ -21,8 +21,8 @@ from problems.two_tables import (
     TABLES,
     make,
 )
-from tiers import tiers
-from trees import assert_close
+from support.tiers import tiers
+from support.trees import assert_close
 
 import syncalgos as sa
 

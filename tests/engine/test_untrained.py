@@ -3,16 +3,16 @@
 import re
 
 import pytest
-from lasting import run
-from tiers import tiers
+from support.resumed_runs import run
+from support.tiers import tiers
 
 import syncalgos as sa
 from experiments.training.config import parse
 from experiments.training.plan import make_plan
 from experiments.training.prepare import prepare
 
-TINY = "--task tiny_tasks:drawing --workers 2 --eval-every 50"
-ROLLING = "--task tiny_tasks:rolling"  # whose optimizer has momentum
+TINY = "--task support.tiny_tasks:drawing --workers 2 --eval-every 50"
+ROLLING = "--task support.tiny_tasks:rolling"  # whose optimizer has momentum
 WITHOUT_SYNC = (
     "bmuf first syncs after step 16, beyond these 10 steps: use --steps 16 or more, or "
     "--period 10 or less"
@@ -30,7 +30,7 @@ def test_untrained_figures_are_told_first_before_and_after_the_run(tmp_path):
     assert ended.summary["center_step"] == 0
     told = [x for x in ended.stderr.splitlines() if not x.startswith("step ")]
     assert told[0] == f"the results will be those of the initial model: {WITHOUT_SYNC}"
-    assert told[1].startswith("bmuf on tiny_tasks:drawing")
+    assert told[1].startswith("bmuf on support.tiny_tasks:drawing")
     after = ended.stderr.partition("step 10/10")[2].splitlines()[1:]
     start = "the results are those of the initial model: "
     assert after == [start + WITHOUT_SYNC]

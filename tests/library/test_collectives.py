@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh
-from mapped import over_workers
+from support.mapped_workers import over_workers
 
 from syncalgos import collectives
 from syncalgos.collectives import _topology

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from owed import make, owed
+from support.requirements import make, owed
 
 import syncalgos as sa
 from syncalgos._combinators import introspection

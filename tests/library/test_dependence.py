@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from owed import SHAPES, make, owed
+from support.requirements import SHAPES, make, owed
 
 import syncalgos as sa
 

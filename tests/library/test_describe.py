@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import optax
 import pytest
-from owed import SHAPES, make, owed
-from tiers import tiers
+from support.requirements import SHAPES, make, owed
+from support.tiers import tiers
 
 import syncalgos as sa
 

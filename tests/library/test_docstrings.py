@@ -4,7 +4,7 @@ import doctest
 import inspect
 
 import pytest
-from tiers import tiers
+from support.tiers import tiers
 
 import syncalgos
 

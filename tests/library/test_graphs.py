@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from commands import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mapped import on_workers
 from recurrences import graphs
+from support.commands import ROOT
+from support.mapped_workers import on_workers
 
 import syncalgos as sa
 from syncalgos._engine.placement.make_layout import Placement, make_layout

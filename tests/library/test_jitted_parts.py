@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
-from tiers import tiers
+from support.tiers import tiers
 
 import syncalgos as sa
 

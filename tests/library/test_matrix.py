@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import ROOT
+from support.commands import ROOT
 
 from conformance import matrix
 from conformance.adapters.rows import Cause, Project, Row, add_checkout

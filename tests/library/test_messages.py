@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiers import tiers
+from support.tiers import tiers
 
 import syncalgos as sa
 from syncalgos import collectives

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import side_by_side
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from owed import PERIOD, make, owed
+from support import joint_strategies
+from support.requirements import PERIOD, make, owed
 
 import syncalgos
 
@@ -63,9 +63,9 @@ MORE = (
 
 @pytest.mark.parametrize("names", [FEW, pytest.param(MORE, marks=pytest.mark.slow)])
 def test_it_trains_as_the_engine_does_with_one_worker(names):
-    inner = side_by_side.optimizers({name: owed(name).optimizer for name in names})
-    strategy = side_by_side.strategies({name: make(name) for name in names})
-    of_all = side_by_side.loss_of_all(loss)
+    inner = joint_strategies.optimizers({name: owed(name).optimizer for name in names})
+    strategy = joint_strategies.strategies({name: make(name) for name in names})
+    of_all = joint_strategies.loss_of_all(loss)
     start = dict.fromkeys(names, PARAMS)
     optimizer = optax.chain(optax.identity(), syncalgos.as_optimizer(strategy, inner))
     own, state = trained(optimizer, start, data(), of_all)

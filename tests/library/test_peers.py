@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import peers as support
 import pytest
-from tiers import tiers
+from support import peer_training
+from support.tiers import tiers
 
 import syncalgos
 from syncalgos import collectives
@@ -33,11 +33,13 @@ SLOW = (
 
 @pytest.mark.parametrize("name", tiers(syncalgos.ALGORITHMS, OF_EACH_KIND, SLOW))
 def test_algorithm_over_threads_agrees_with_data_parallel(name):
-    make = functools.partial(support.make_strategy, name)
-    expected = support.train_by_data_parallel(make)
-    runs = support.over_threads(functools.partial(support.train_over, make=make))
-    assert support.difference(runs, expected) < 1e-5
-    sent_bytes = support.most_sent(runs)
+    make = functools.partial(peer_training.make_strategy, name)
+    expected = peer_training.train_by_data_parallel(make)
+    runs = peer_training.over_threads(
+        functools.partial(peer_training.train_over, make=make)
+    )
+    assert peer_training.difference(runs, expected) < 1e-5
+    sent_bytes = peer_training.most_sent(runs)
     np.testing.assert_allclose(sent_bytes, expected.sent_bytes, rtol=1e-9)
 
 
@@ -70,7 +72,10 @@ def make_rows(dtype: Any) -> jax.Array:
 
 @pytest.mark.parametrize(
     "kind",
-    [support.Threads, pytest.param(support.Gathering, marks=pytest.mark.slow)],
+    [
+        peer_training.Threads,
+        pytest.param(peer_training.Gathering, marks=pytest.mark.slow),
+    ],
 )
 def test_collectives_over_threads_have_the_values_of_a_mapped_axis(kind):
     trees = {
@@ -91,9 +96,9 @@ def test_collectives_over_threads_have_the_values_of_a_mapped_axis(kind):
         def call_all(own: Any) -> dict[str, Any]:
             return {name: call.function(own, peers) for name, call in CALLS.items()}
 
-        return peers.run(support.compile_first(transport, call_all, own), own)
+        return peers.run(peer_training.compile_first(transport, call_all, own), own)
 
-    results = support.over_threads(work, WORKERS, kind)
+    results = peer_training.over_threads(work, WORKERS, kind)
 
     def call_all_mapped(own: Any) -> dict[str, Any]:
         return {name: call.function(own, "x") for name, call in CALLS.items()}
@@ -121,20 +126,20 @@ def test_collective_sends_each_byte_once_or_as_a_ring_does(name):
         def call(own: jax.Array) -> jax.Array:
             return CALLS[name].function(own, peers)
 
-        peers.run(support.compile_first(transport, call, own), own)
+        peers.run(peer_training.compile_first(transport, call, own), own)
         return transport.sent_bytes
 
-    sent_bytes = support.over_threads(work, WORKERS)
+    sent_bytes = peer_training.over_threads(work, WORKERS)
     assert sent_bytes == [CALLS[name].sent * x[0].nbytes] * WORKERS
 
 
 @pytest.mark.slow
 def test_algorithm_over_a_transport_that_only_gathers_agrees():
-    make = functools.partial(support.make_strategy, "gossip")
-    expected = support.train_by_data_parallel(make)
-    train = functools.partial(support.train_over, make=make)
-    runs = support.over_threads(train, kind=support.Gathering)
-    assert support.difference(runs, expected) < 1e-5
+    make = functools.partial(peer_training.make_strategy, "gossip")
+    expected = peer_training.train_by_data_parallel(make)
+    train = functools.partial(peer_training.train_over, make=make)
+    runs = peer_training.over_threads(train, kind=peer_training.Gathering)
+    assert peer_training.difference(runs, expected) < 1e-5
 
 
 class Failing:
@@ -191,7 +196,7 @@ def test_error_without_run_is_raised_and_names_the_collective():
         jax.block_until_ready(collectives.gather(jnp.ones(3), peers))
 
     with pytest.raises(Exception, match="all_gather among 2 processes failed"):
-        support.over_threads(work, workers=1)
+        peer_training.over_threads(work, workers=1)
 
 
 def test_error_of_the_function_itself_stays():
@@ -223,9 +228,9 @@ PEERS = syncalgos.Peers(Failing())
     "name", tiers(["bmuf", "async_diloco", "hierarchical", "fedavg"], ["bmuf"])
 )
 def test_communication_and_description_do_not_use_the_transport(name):
-    over_peers = support.make_strategy(name, axis=PEERS)
-    over_workers = support.make_strategy(name)
-    params = support.make_params()
+    over_peers = peer_training.make_strategy(name, axis=PEERS)
+    over_workers = peer_training.make_strategy(name)
+    params = peer_training.make_params()
     counted, expected = (
         syncalgos.communication(x, params, workers=4, steps=20)
         for x in (over_peers, over_workers)
@@ -247,7 +252,7 @@ def test_effective_rate_does_not_use_the_transport():
 
 REFUSALS = {
     "DataParallel": lambda strategy: syncalgos.DataParallel(
-        support.loss, optax.sgd(0.1), strategy
+        peer_training.loss, optax.sgd(0.1), strategy
     ),
     "stacked": syncalgos.stacked,
     "as_optimizer": lambda strategy: syncalgos.as_optimizer(strategy, optax.sgd(0.1)),

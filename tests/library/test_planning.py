@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from tiers import tiers
+from support.tiers import tiers
 
 import syncalgos as sa
 from syncalgos import reducers

@@ -6,8 +6,6 @@ import jax
 import numpy as np
 import optax
 import pytest
-from commands import ROOT
-from problems import loss, relative_error, train, unflatten
 from recurrences import (
     LR,
     MOMENTUM,
@@ -23,7 +21,9 @@ from recurrences import (
     sparta,
     worker_gradient,
 )
-from tiers import tiers
+from support.commands import ROOT
+from support.problems import loss, relative_error, train, unflatten
+from support.tiers import tiers
 
 pytestmark = pytest.mark.usefixtures("float64")
 

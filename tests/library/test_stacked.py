@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType, PartitionSpec
-from own_process import found
-from session import asked
-from tiers import tiers
+from support.chosen_tests import asked
+from support.device_processes import found
+from support.tiers import tiers
 
 import syncalgos
 from syncalgos import Replica, stacked
@@ -24,7 +24,7 @@ NAMES = "bmuf", "quantized_sgd", "gossip", "hierarchical", "dynamic_averaging"
 def test_an_algorithm_trains_stacked_replicas_as_the_engine_trains_workers(
     name, request
 ):
-    seen = found("library/stacked_loops.py", *asked(request, "name"))[name]
+    seen = found("stacked_loops", *asked(request, "name"))[name]
     assert max(seen["apart"].values()) < ROUNDING, seen["apart"]
     assert seen["moved"] > 1e-3
 

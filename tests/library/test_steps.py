@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiers import tiers
+from support.tiers import tiers
 
 from syncalgos.steps import ALWAYS, NEVER, NO_STEP, Every, Lengths, Span, Steps, Where
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from commands import members
+from support.commands import members
 
 import syncalgos
 
@@ -22,7 +22,7 @@ def found(tmp_path_factory):
     if importlib.util.find_spec("torch") is None:
         pytest.skip("needs torch: pip install -e '.[benchmarks]'")
     folder = tmp_path_factory.mktemp("torch")
-    members("in_torch", 2, folder, 600, by_jax=False)
+    members("torch_workers", 2, folder, 600, by_jax=False)
     return [
         (np.load(folder / f"{i}.npz"), json.loads((folder / f"{i}.json").read_text()))
         for i in (0, 1)
@@ -47,25 +47,28 @@ def loss(params, batch):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_torch_loop_trains_as_data_parallel_does(found, name):
-    import in_torch as its
+    from support import torch_workers
 
-    x, y = its.batches()
+    x, y = torch_workers.batches()
     rows = {
-        k: a.reshape(its.STEPS, -1, a.shape[-1]) for k, a in {"x": x, "y": y}.items()
+        k: a.reshape(torch_workers.STEPS, -1, a.shape[-1])
+        for k, a in {"x": x, "y": y}.items()
     }
-    optimizer = optax.sgd(its.LR, its.MOMENTUM)
-    strategy = its.strategies()[name]
-    trainer = syncalgos.DataParallel(loss, optimizer, strategy, workers=its.WORKERS)
+    optimizer = optax.sgd(torch_workers.LR, torch_workers.MOMENTUM)
+    strategy = torch_workers.strategies()[name]
+    trainer = syncalgos.DataParallel(
+        loss, optimizer, strategy, workers=torch_workers.WORKERS
+    )
     params = part(found, 0, name, "first")
     held = {k: params[k] for k in params if k[0] != "0" or k in ("0.weight", "0.bias")}
     state, _ = trainer.run(trainer.init(held), rows)
     center = jax.device_get(trainer.center(state).params)
     stacked = jax.device_get(state.replica.params)
-    for worker in range(its.WORKERS):
+    for worker in range(torch_workers.WORKERS):
         ours = part(found, worker, name, "held")
         theirs = part(found, worker, name, "center")
         for key in held:
-            own = stacked[key].reshape(its.WORKERS, *held[key].shape)[worker]
+            own = stacked[key].reshape(torch_workers.WORKERS, *held[key].shape)[worker]
             assert np.abs(own - held[key]).max() > 1e-2
             # Float32 gradients of two compilers: 22 steps of them differ by some ulps.
             np.testing.assert_allclose(ours[key], own, rtol=0, atol=1e-6)
@@ -83,13 +86,15 @@ def test_resumed_torch_loop_has_the_bits_of_the_unbroken_one(found, name):
 
 @pytest.mark.parametrize("name", ["diloco", "buffers"])
 def test_buffers_stay_local_unless_the_strategy_averages_them(found, name):
-    import in_torch as its
+    from support import torch_workers
 
-    means = its.batches()[0].astype(np.float64).mean(2)  # (steps, workers, features)
+    means = (
+        torch_workers.batches()[0].astype(np.float64).mean(2)
+    )  # (steps, workers, features)
     expected = np.zeros(means.shape[1:])
     for step, mean in enumerate(means, 1):
         expected = 0.9 * expected + 0.1 * mean  # torch's momentum is 0.1
-        if name == "buffers" and step % its.PERIOD == 0:
+        if name == "buffers" and step % torch_workers.PERIOD == 0:
             expected = np.broadcast_to(expected.mean(0), expected.shape)
     for worker in (0, 1):
         ours = part(found, worker, name, "held")["0.running_mean"]

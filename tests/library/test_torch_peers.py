@@ -6,9 +6,9 @@ import json
 import pickle
 
 import numpy as np
-import peers as support
 import pytest
-from commands import members
+from support import peer_training
+from support.commands import members
 
 import syncalgos
 
@@ -30,8 +30,8 @@ def torch():
 )
 def test_algorithms_over_gloo_agree_with_data_parallel(names, tmp_path):
     members(
-        "in_gloo",
-        support.WORKERS,
+        "gloo_workers",
+        peer_training.WORKERS,
         tmp_path,
         1200,
         by_jax=False,
@@ -39,18 +39,18 @@ def test_algorithms_over_gloo_agree_with_data_parallel(names, tmp_path):
     )
     results = [
         pickle.loads((tmp_path / f"{rank}.pickle").read_bytes())
-        for rank in range(support.WORKERS)
+        for rank in range(peer_training.WORKERS)
     ]
     for result in results:
         np.testing.assert_array_equal(result["bfloat16"], 2)
     differences = {}
     for name in names:
-        make = functools.partial(support.make_strategy, name)
-        expected = support.train_by_data_parallel(make)
+        make = functools.partial(peer_training.make_strategy, name)
+        expected = peer_training.train_by_data_parallel(make)
         runs = [result[name] for result in results]
         assert not any(isinstance(run, str) for run in runs), (name, runs)
-        differences[name] = support.difference(runs, expected)
-        sent_bytes = support.most_sent(runs)
+        differences[name] = peer_training.difference(runs, expected)
+        sent_bytes = peer_training.most_sent(runs)
         np.testing.assert_allclose(sent_bytes, expected.sent_bytes, rtol=1e-9)
     print(f"largest difference of {len(names)}: {max(differences.values()):.1e}")
     assert {name: x for name, x in differences.items() if not x < 1e-5} == {}

@@ -16,12 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from commands import run_python
+from support.commands import run_python
 
 import syncalgos
 
 ROOT = Path(__file__).parents[2]
-PROGRAM = str(ROOT / "tests" / "support" / "in_torchft.py")
+PROGRAM = str(ROOT / "tests" / "support" / "torchft_member.py")
 PATIENCE = 120  # seconds for what takes three
 LAST_SYNCS = 20  # whose losses are compared
 pytestmark = pytest.mark.slow  # processes that import torch and jax
@@ -179,7 +179,7 @@ def test_below_the_least_size_the_rest_waits_and_then_goes_on(job: Job):
 def test_one_that_stands_still_is_left_behind_and_comes_back(job: Job):
     job.processes["b"].send_signal(signal.SIGSTOP)
     job.wait_for_syncs("ac", size=2)
-    time.sleep(4)  # in_torchft.SYNC_TIMEOUT
+    time.sleep(4)  # torchft_member.SYNC_TIMEOUT
     job.processes["b"].send_signal(signal.SIGCONT)
     job.wait_for_syncs("abc", size=3)
 
@@ -202,17 +202,17 @@ def test_after_all_kills_centers_are_equal_and_training_has_not_suffered(job: Jo
 
 def train_unbroken(steps: int) -> list[float]:
     """The last losses of a run of this length without kills, in one process."""
-    import in_torchft
+    from support import torchft_member
 
     rng = np.random.default_rng(5)
-    batches = [in_torchft.make_batch(rng) for _ in range(3 * steps)]
+    batches = [torchft_member.make_batch(rng) for _ in range(3 * steps)]
     inputs = np.stack([x for x, _ in batches]).reshape(steps, 48, -1)
     targets = np.stack([y for _, y in batches]).reshape(steps, 48, -1)
-    x, y = in_torchft.make_held_out()
+    x, y = torchft_member.make_held_out()
     trainer = make_trainer("diloco", workers=3, has_buffers=True)
     state = trainer.init(read_start(has_buffers=True))
     losses = []
-    ends = steps - in_torchft.PERIOD * np.arange(LAST_SYNCS)[::-1]
+    ends = steps - torchft_member.PERIOD * np.arange(LAST_SYNCS)[::-1]
     for first, end in zip([0, *ends], ends, strict=False):
         rows = {"x": inputs[first:end], "y": targets[first:end]}
         state, _ = trainer.run(state, rows)
@@ -222,7 +222,7 @@ def train_unbroken(steps: int) -> list[float]:
 
 
 def make_trainer(name: str, workers: int, has_buffers: bool) -> syncalgos.DataParallel:
-    import in_torchft
+    from support import torchft_member
 
     def loss(params, batch):
         x = batch["x"]
@@ -234,26 +234,26 @@ def make_trainer(name: str, workers: int, has_buffers: bool) -> syncalgos.DataPa
         values = x @ params[f"{layer}.weight"].T + params[f"{layer}.bias"]
         return jnp.mean((values - batch["y"]) ** 2)
 
-    momentum = in_torchft.MOMENTUM if has_buffers else None
-    optimizer = optax.sgd(in_torchft.RATE, momentum)
-    strategy = in_torchft.make_strategy(name)
+    momentum = torchft_member.MOMENTUM if has_buffers else None
+    optimizer = optax.sgd(torchft_member.RATE, momentum)
+    strategy = torchft_member.make_strategy(name)
     return syncalgos.DataParallel(loss, optimizer, strategy, workers=workers)
 
 
 def read_start(has_buffers: bool) -> dict[str, np.ndarray]:
-    import in_torchft
+    from support import torchft_member
 
-    model = in_torchft.make_model(has_buffers)
+    model = torchft_member.make_model(has_buffers)
     return {k: x.detach().numpy().copy() for k, x in model.named_parameters()}
 
 
 @pytest.fixture(scope="module")
 def centers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, np.ndarray]]:
     """What two members found by each algorithm."""
-    import in_torchft
+    from support import torchft_member
 
     folder = tmp_path_factory.mktemp("algorithms")
-    lighthouses = [make_lighthouse() for _ in in_torchft.NAMES]
+    lighthouses = [make_lighthouse() for _ in torchft_member.NAMES]
     addresses = [address for _, address in lighthouses]
     processes = [
         start_process(folder, name, "algorithms", str(folder), *addresses)
@@ -273,11 +273,12 @@ def centers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, np.ndarr
 
 
 def test_means_train_as_data_parallel_does(centers: list[dict[str, np.ndarray]]):
-    import in_torchft
+    from support import torchft_member
 
     rngs = [np.random.default_rng(number) for number in (0, 1)]
     batches = [
-        [in_torchft.make_batch(rng) for _ in range(in_torchft.STEPS)] for rng in rngs
+        [torchft_member.make_batch(rng) for _ in range(torchft_member.STEPS)]
+        for rng in rngs
     ]
     rows = {
         key: np.concatenate(
@@ -285,7 +286,7 @@ def test_means_train_as_data_parallel_does(centers: list[dict[str, np.ndarray]])
         )
         for place, key in enumerate("xy")
     }
-    for name in in_torchft.NAMES:
+    for name in torchft_member.NAMES:
         trainer = make_trainer(name, workers=2, has_buffers=False)
         state, _ = trainer.run(trainer.init(read_start(has_buffers=False)), rows)
         for key, expected in trainer.center(state).params.items():

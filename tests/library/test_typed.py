@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
-import typed
+from support import typed_calls
 
 import syncalgos
 
 
 def test_every_public_name_is_used():
-    tree = ast.parse(Path(typed.__file__).read_text())
+    tree = ast.parse(Path(typed_calls.__file__).read_text())
     nodes = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute))
     used = {node.attr for node in nodes if ast.unparse(node.value) == "sa"}
     public = {name for name in dir(syncalgos) if name[0] != "_"}
@@ -44,14 +44,14 @@ def test_the_types_of_public_names_are_known():
 
 @pytest.mark.slow
 def test_what_is_typed_runs():
-    center, sent = typed.trained()
+    center, sent = typed_calls.trained()
     assert center.params["w"].shape == (4,)
     assert sent.syncs == 1
-    assert len(typed.trainers()) == 6
-    assert all(count > 0 for count in typed.sent())
-    assert len(typed.described()) > 8
-    assert "all_reduce" in typed.before_it_runs().branched
-    assert typed.lengthened() == pytest.approx(2, rel=1e-3)
-    assert typed.alone()["w"].shape == (4,)
-    assert typed.among_peers().params["w"].shape == (4,)
-    assert typed.in_a_stack()["w"].shape == (4,)
+    assert len(typed_calls.trainers()) == 6
+    assert all(count > 0 for count in typed_calls.sent())
+    assert len(typed_calls.described()) > 8
+    assert "all_reduce" in typed_calls.before_it_runs().branched
+    assert typed_calls.lengthened() == pytest.approx(2, rel=1e-3)
+    assert typed_calls.alone()["w"].shape == (4,)
+    assert typed_calls.among_peers().params["w"].shape == (4,)
+    assert typed_calls.in_a_stack()["w"].shape == (4,)

@@ -23,7 +23,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from problems import flatten, gradient, initial_params, make_batches, unflatten
+from support.problems import flatten, gradient, initial_params, make_batches, unflatten
 
 STEPS = 14  # three blocks of PERIOD and half a block
 PERIOD = 4

@@ -4,7 +4,7 @@ from functools import reduce
 from itertools import product
 
 import numpy as np
-from problems import SHAPES
+from support.problems import SHAPES
 
 from recurrences import LR, START, falling, in_step, rate
 from recurrences.topk_sgd import largest

@@ -6,7 +6,7 @@ Its warm-up divides the density by four.
 from math import ceil
 
 import numpy as np
-from problems import unflatten
+from support.problems import unflatten
 
 from recurrences import START, in_step, mean
 from recurrences.topk_sgd import largest

@@ -3,7 +3,7 @@
 from typing import Any
 
 import numpy as np
-from problems import SHAPES
+from support.problems import SHAPES
 
 from recurrences import PERIOD, START, local_steps, mean
 

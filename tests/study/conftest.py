@@ -3,7 +3,7 @@
 import shlex
 
 import pytest
-from commands import ROOT
+from support.commands import ROOT
 
 from experiments.study import page
 from experiments.study.main import main

@@ -1,7 +1,7 @@
 """The tables of the atlas: verdicts by the preset's rule, and equal times."""
 
 import pytest
-from reports import made_up
+from support.sample_report import made_up
 
 from benchmarks.harness import atlas
 from experiments.study.results import Comparison, Curve, Kind

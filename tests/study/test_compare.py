@@ -9,9 +9,9 @@ import shutil
 
 import numpy as np
 import pytest
-from commands import ROOT, in_background
-from faults import remount, small_disk
-from studies import (
+from support.commands import ROOT, in_background
+from support.faults import remount, small_disk
+from support.study_commands import (
     LENGTHS,
     SMALL,
     but_for_times,
@@ -31,7 +31,7 @@ from experiments.study.study import _quoted
 FILES = "study.json metrics.jsonl finals.jsonl table.md table.csv report.html paper"
 # One algorithm, one seed: the shortest study that is none of the above.
 ONE = "--algos sync_sgd --seeds 1 --steps 16 --eval-every 8 --step-time 0.001"
-TINY = "--task tiny_tasks:drawing --workers 2 --network dsl"
+TINY = "--task support.tiny_tasks:drawing --workers 2 --network dsl"
 SHORT = f"{ONE} {TINY}"
 
 

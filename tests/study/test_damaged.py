@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from studies import content, said_in_one_line
+from support.study_commands import content, said_in_one_line
 from test_study_analysis import points, study_of, write
 
 from experiments import files

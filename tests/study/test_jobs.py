@@ -15,15 +15,15 @@ import uuid
 
 import psutil
 import pytest
-from commands import COMPARE, ROOT, TIMEOUT, beneath, execute, run_python
-from dask_cluster import certificates, cluster
-from faults import Command, tagged, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lasting import OURS
-from studies import but_for_times, runs_done, table
+from support.commands import COMPARE, ROOT, TIMEOUT, beneath, execute, run_python
+from support.dask_cluster import certificates, cluster
+from support.faults import Command, tagged, until
+from support.resumed_runs import OURS
+from support.study_commands import but_for_times, runs_done, table
+from support.tiers import tiers
 from test_study_analysis import write
-from tiers import tiers
 
 from experiments.api import compare
 from experiments.run import main as run_main
@@ -36,7 +36,9 @@ from experiments.training.config import RunConfig
 
 # Two variants, each at two rates on held-out data, then three seeds at the best.
 FLAGS = "--period 5 --seeds 3 --steps 20 --eval-every 10 --step-time 0.001"
-STUDY = f"--algos 'sync_sgd, NBM=bmuf --nesterov' --task tiny_tasks:drawing {FLAGS}"
+STUDY = (
+    f"--algos 'sync_sgd, NBM=bmuf --nesterov' --task support.tiny_tasks:drawing {FLAGS}"
+)
 STUDY += " --tune lr=0.02,0.1"
 OWN = {"PYTHONPATH": OURS}
 
@@ -214,7 +216,7 @@ SHORT += " --network dsl"
 
 @pytest.mark.slow
 def test_listed_commands_make_the_study(here, tmp_path):
-    words = f"{SHORT} --task tiny_tasks:drawing --seeds 1 --tune lr=0.02,0.1"
+    words = f"{SHORT} --task support.tiny_tasks:drawing --seeds 1 --tune lr=0.02,0.1"
     for known, more in ((2, "more depend on these trials"), (1, "")):
         code, stdout, stderr = here(f"{words} --list")
         assert code == 0 and f"{known} of 3 runs are listed" in stderr
@@ -233,7 +235,7 @@ def test_listed_commands_make_the_study(here, tmp_path):
 
 @pytest.mark.slow
 def test_a_failed_run_is_named_and_the_others_go_on(here, tmp_path):
-    code, stdout, stderr = here(f"{SHORT} --task tiny_tasks:unlucky --seeds 3")
+    code, stdout, stderr = here(f"{SHORT} --task support.tiny_tasks:unlucky --seeds 3")
     assert code == 1
     assert {x.name for x in runs_done(tmp_path / "study")} == {"seed-0", "seed-2"}
     assert re.search("failed: sync_sgd, seed 1: .*no luck", stderr)
@@ -306,7 +308,9 @@ def test_a_stopped_command_leaves_no_process_and_goes_on(serial, number, tmp_pat
 
 @pytest.mark.long
 def test_a_run_that_kills_its_worker_is_given_up(tmp_path):
-    words = f"--algos sync_sgd,bmuf --task tiny_tasks:unlucky --ends kill {FLAGS}"
+    words = (
+        f"--algos sync_sgd,bmuf --task support.tiny_tasks:unlucky --ends kill {FLAGS}"
+    )
     ended = study(f"{words} --jobs 2", tmp_path / "study")
     assert ended.code == 1
     assert {run.name for run in runs_done(tmp_path / "study")} == {"seed-0", "seed-2"}
@@ -316,7 +320,9 @@ def test_a_run_that_kills_its_worker_is_given_up(tmp_path):
     assert "2 of 6 runs failed" in ended.stderr
 
 
-LONG_RUNS = "--algos sync_sgd --task tiny_tasks:drawing --seeds 2 --steps 1000000"
+LONG_RUNS = (
+    "--algos sync_sgd --task support.tiny_tasks:drawing --seeds 2 --steps 1000000"
+)
 LONG_RUNS += " --eval-every 100000 --jobs 2"
 
 
@@ -501,7 +507,9 @@ def test_a_run_that_hangs_is_named(tmp_path):
         "from experiments.study import jobs; jobs.SILENCE = 3.0\n"
         "sys.exit(main(sys.argv[1:]))"
     ]
-    words = "--algos sync_sgd --task tiny_tasks:drawing --seeds 1 --steps 100000"
+    words = (
+        "--algos sync_sgd --task support.tiny_tasks:drawing --seeds 1 --steps 100000"
+    )
     words += " --eval-every 10"
     with cluster(tmp_path, workers=1) as dask:
         command = dask.study(words, tmp_path / "study", program)
@@ -559,7 +567,7 @@ def test_unfit_workers_are_barred_by_name_before_they_get_work(tmp_path):
     hide = f'mount -t tmpfs none {hidden} && exec "$@"'
     blind = "unshare", "--mount", "bash", "-c", hide, "bash"
     (lacking / "experiments.py").touch()
-    words = "--algos sync_sgd --task tiny_tasks:local --seeds 2 --steps 10"
+    words = "--algos sync_sgd --task support.tiny_tasks:local --seeds 2 --steps 10"
     words += " --eval-every 10 --step-time 0.001"
     out = hidden / "study"
     reasons = [
@@ -591,7 +599,7 @@ def test_unfit_workers_are_barred_by_name_before_they_get_work(tmp_path):
 @pytest.mark.long
 def test_tls_keeps_strangers_out(tmp_path):
     files = certificates(tmp_path)
-    words = "--algos sync_sgd --task tiny_tasks:drawing --seeds 1 --steps 10"
+    words = "--algos sync_sgd --task support.tiny_tasks:drawing --seeds 1 --steps 10"
     with cluster(tmp_path, 1, ("--protocol", "tls"), **files) as dask:
         assert dask.address.startswith("tls://")
         stranger = dict.fromkeys(files)

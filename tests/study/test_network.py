@@ -8,9 +8,9 @@ import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from owed import make, owed
-from problems.quadratics import NOISE, START, STEPS, train, unflatten
-from tiers import tiers
+from support.problems.quadratics import NOISE, START, STEPS, train, unflatten
+from support.requirements import make, owed
+from support.tiers import tiers
 
 import syncalgos
 from benchmarks.network import published

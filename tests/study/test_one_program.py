@@ -5,8 +5,8 @@ import sys
 
 import numpy as np
 import pytest
-from commands import COMPARE, execute
-from tiers import tiers
+from support.commands import COMPARE, execute
+from support.tiers import tiers
 
 import syncalgos
 from experiments.command.errors import BadRequest
@@ -17,7 +17,10 @@ from experiments.training.defaults import takes
 from experiments.training.plan import make_plan
 from syncalgos.writing import factory
 
-WORDS = "--task tiny_tasks:rolling --workers 4 --displacements --eval-every 4 --steps 8"
+WORDS = (
+    "--task support.tiny_tasks:rolling --workers 4 --displacements "
+    "--eval-every 4 --steps 8"
+)
 FAST = "--dispatch-steps 4"
 
 

@@ -5,8 +5,8 @@ from itertools import chain
 
 import optax
 import pytest
-from small_tasks import SMALL, task_folder
-from tiers import tiers
+from support.small_tasks import SMALL, task_folder
+from support.tiers import tiers
 
 import syncalgos
 from experiments.command import factories

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import find_imports
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.collections import LineCollection
 from matplotlib.colors import to_rgba
-from reports import ALGORITHMS, NETWORKS, made_up
+from support.commands import find_imports
+from support.sample_report import ALGORITHMS, NETWORKS, made_up
 
 from experiments.study import figures
 from experiments.study import page as pages
@@ -168,7 +168,7 @@ def test_csv_table_is_the_golden_one():
     assert text == golden.read_text("utf-8")
 
 
-# Mean and deviation in %, and 400, 25 or 12 syncs of 103.5 kB, as reports.py says.
+# Mean and deviation in %, and 400, 25 or 12 syncs of 103.5 kB, as in sample_report.py.
 CELLS = {
     "sync_sgd": ("97.24", "0.21", "baseline", "41.4 MB"),
     "bmuf --nesterov": ("97.48", "0.19", "no difference seen", "2.587 MB"),

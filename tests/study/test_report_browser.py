@@ -4,7 +4,7 @@ import shutil
 import subprocess
 
 import pytest
-from reports import made_up
+from support.sample_report import made_up
 
 from experiments.study import page as pages
 

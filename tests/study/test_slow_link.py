@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from commands import ROOT
+from support.commands import ROOT
 
 from benchmarks import slow_link
 from benchmarks.network.link import Link

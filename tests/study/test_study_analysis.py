@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy import optimize, stats
-from studies import change
+from support.study_commands import change
 
 from experiments import files
 from experiments.study import (

@@ -10,7 +10,7 @@ from functools import partial
 
 import dask.config
 import pytest
-from dask_cluster import certificates
+from support.dask_cluster import certificates
 
 from experiments.command.errors import BadRequest
 from experiments.study import config, statistics, study
@@ -38,7 +38,7 @@ STUDIES = {
     "--target 5": ["--target 5", "at most 1"],
     "--measure test_accuracy --target 1.5": ["--target 1.5", "at most 1"],
     "--measure test_acuracy": ["--measure", "did you mean 'test_accuracy'"],
-    "--task tiny_tasks:poisoned --measure test_accuracy": ["test_loss"],
+    "--task support.tiny_tasks:poisoned --measure test_accuracy": ["test_loss"],
     "--algos bmuf --sweep=workers=1,3 --batch-size=64": ["divide over 3 workers"],
     "--jobs 2 --scheduler tcp://127.0.0.1:1": ["--jobs", "--scheduler"],
     "--list --jobs 2": ["--list", "--jobs"],

@@ -329,7 +329,9 @@ def test_runs_that_tune_hold_data_out_and_have_seeds_of_their_own(loader):
 
 
 def test_labels_that_look_alike_as_folders_are_kept_apart(loader):
-    decided = config_of("--algos=a+b=bmuf,a-b=signum,A/B=bmuf", task="tiny_tasks:read")
+    decided = config_of(
+        "--algos=a+b=bmuf,a-b=signum,A/B=bmuf", task="support.tiny_tasks:read"
+    )
     found = {p.folder for p in runs.run_sets(decided, loader)}
     assert len(found) == 3
     assert all(not f.is_absolute() and ".." not in f.parts for f in found)

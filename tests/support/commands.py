@@ -182,20 +182,19 @@ def together(commands, cwd=ROOT, timeout=TIMEOUT):
 
 
 def members(module, processes, folder, seconds, by_jax=True, killed=(), **environ):
-    """Has processes call the function `work` of a module.
+    """Has processes call the function `work` of a module of support.
 
     jax.distributed connects them, unless `by_jax` is false. Those whose numbers are in
     `killed` must kill themselves.
     All must end with 0; their output goes to FOLDER/NUMBER.txt.
     """
-    program = f"import commands, {module}; commands.take_part({module}.work)"
+    module = f"support.{module}"
+    program = f"import {module}; from support import commands; "
+    program += f"commands.take_part({module}.work)"
     words = [sys.executable, "-W", "error", "-c", program]
-    places = [
-        str(ROOT / x) for x in (".", "tests", "tests/support", "tests/supervisor")
-    ]
     environ = environment(
         JAX_CPU_COLLECTIVES_IMPLEMENTATION="gloo",
-        PYTHONPATH=os.pathsep.join(places),
+        PYTHONPATH=os.pathsep.join([str(ROOT), str(ROOT / "tests")]),
         **environ,
     )
     outputs = [folder / f"{i}.txt" for i in range(processes)]

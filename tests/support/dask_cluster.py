@@ -18,10 +18,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from commands import COMPARE, TIMEOUT, environment
-from commands import Command as Started
-from faults import TAG, Command, tagged, until
-from lasting import OURS
+
+from support.commands import COMPARE, TIMEOUT, environment
+from support.commands import Command as Started
+from support.faults import TAG, Command, tagged, until
+from support.resumed_runs import OURS
 
 DASK = [sys.executable, "-m", "dask"]
 

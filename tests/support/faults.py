@@ -11,11 +11,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from commands import PROGRAM, TIMEOUT, Run, environment, until
-from commands import Command as Started
-from lasting import OURS
 
 from experiments.processes.starter import VARIABLE
+from support.commands import PROGRAM, TIMEOUT, Run, environment, until
+from support.commands import Command as Started
+from support.resumed_runs import OURS
 
 TAG = "SYNCALGOS_TEST"  # a variable of all that a test starts
 

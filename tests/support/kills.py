@@ -12,15 +12,17 @@ from collections import Counter
 from itertools import count
 from typing import NamedTuple
 
-from commands import TIMEOUT
-from faults import Command, is_halted, until
-from lasting import assert_same_end, format_flags
-from owed import parameters
-
 from experiments.checkpoint.resume import FOLDER
 from experiments.checkpoint.shards import parse_name, parse_unfinished_name
+from support.commands import TIMEOUT
+from support.faults import Command, is_halted, until
+from support.requirements import parameters
+from support.resumed_runs import assert_same_end, format_flags
 
-TASK = "--task tiny_tasks:drawing --width 2000 --workers 2 --optimizer adam --steps 60 "
+TASK = (
+    "--task support.tiny_tasks:drawing --width 2000 --workers 2 "
+    "--optimizer adam --steps 60 "
+)
 TASK += "--eval-every 7 --checkpoint-every 1"
 KINDS = ("in a save", "after a step", "at any moment")
 DELAY = 0.06  # seconds in which such a run takes a step or two

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import peers as support
 import torch.distributed
 
 import syncalgos
 from examples.torch_loop import TorchGroup
+from support import peer_training
 
 STEPS = 12
 FATAL_STEP = 5
@@ -40,7 +40,7 @@ def join(name, process, processes, folder):
     )
     peers = syncalgos.Peers(TorchGroup())
     strategy = syncalgos.bmuf(2, block_momentum=0.5, axis=peers)
-    step = support.make_step(strategy, support.make_optimizer(strategy))
+    step = peer_training.make_step(strategy, peer_training.make_optimizer(strategy))
     return Worker(peers, strategy, step)
 
 
@@ -51,11 +51,11 @@ def copy_arrays(tree):
 def work(process, processes, folder):
     """Trains, loses a peer in a sync, and trains on with the two that are left."""
     worker = join("three", process, processes, folder)
-    optimizer = support.make_optimizer(worker.strategy)
-    params = jax.tree.map(jnp.asarray, support.make_params())
+    optimizer = peer_training.make_optimizer(worker.strategy)
+    params = jax.tree.map(jnp.asarray, peer_training.make_params())
     replica = syncalgos.Replica(params, optimizer.init(params))
     state = worker.strategy.init(params)
-    batches = support.make_batches(processes)
+    batches = peer_training.make_batches(processes)
     messages = []
     step = 0
     while step < STEPS:

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from commands import ROOT
 
 from experiments.command.factories import TASK, named
 from experiments.data import formats, tokens
+from support.commands import ROOT
 
 CONTEXT = 8
 FRAMES = 6

@@ -18,9 +18,9 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-import tiny_tasks
-from lasting import run
-from tiers import tiers
+from support import tiny_tasks
+from support.resumed_runs import run
+from support.tiers import tiers
 
 import experiments
 import syncalgos
@@ -30,9 +30,12 @@ from experiments.study import page
 from experiments.training.config import parse
 
 TINY = RunConfig(
-    task="tiny_tasks:drawing", workers=4, steps=24, eval_every=8, algo="diloco"
+    task="support.tiny_tasks:drawing", workers=4, steps=24, eval_every=8, algo="diloco"
 )
-WORDS = "--task tiny_tasks:drawing --workers 4 --steps 24 --eval-every 8 --algo diloco"
+WORDS = (
+    "--task support.tiny_tasks:drawing --workers 4 --steps 24 "
+    "--eval-every 8 --algo diloco"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -145,7 +148,7 @@ SHORT = {"workers": 2, "steps": 8, "lr": 0.1, "measure": "test_loss"}
 
 @pytest.mark.slow
 def test_a_comparison_has_the_commands_table_and_page(tmp_path):
-    flags = SHORT | {"task": "tiny_tasks:drawing", "out": tmp_path / "study"}
+    flags = SHORT | {"task": "support.tiny_tasks:drawing", "out": tmp_path / "study"}
     algos = {"all": "sync_sgd", "rounds": "bmuf --period 4"}
     study = compare(algos, seeds=2, flags=flags)
     assert [row["algorithm"] for row in study.rows] == ["all", "rounds"]

@@ -5,7 +5,7 @@ import sys
 
 import jax
 import pytest
-from commands import BASE, CACHE, ROOT, SHARED, execute, ran
+from support.commands import BASE, CACHE, ROOT, SHARED, execute, ran
 
 from experiments.training import machine
 from experiments.training.machine import ENABLED, FOLDER, LARGEST, SHORTEST

@@ -9,14 +9,21 @@ import signal
 
 import jax
 import pytest
-from commands import COMPARE, execute
-from faults import commands
 from jax.sharding import PartitionSpec as P
-from kills import in_training
-from lasting import OURS, assert_near, assert_same_end, refused, run, signal_before
-from small_tasks import SMALL, make, task_folder
-from tiers import tiers
-from tiny_tasks import shared
+from support.commands import COMPARE, execute
+from support.faults import commands
+from support.kills import in_training
+from support.resumed_runs import (
+    OURS,
+    assert_near,
+    assert_same_end,
+    refused,
+    run,
+    signal_before,
+)
+from support.small_tasks import SMALL, make, task_folder
+from support.tiers import tiers
+from support.tiny_tasks import shared
 
 from experiments.checkpoint import shards
 from experiments.tasks.task import Task, check_axes
@@ -24,7 +31,7 @@ from experiments.training.config import RunConfig, parse
 from experiments.training.export import load
 from experiments.training.summary import params_sha256
 
-TINY = "--task tiny_tasks:shared --optimizer adam --workers 2 --steps 11"
+TINY = "--task support.tiny_tasks:shared --optimizer adam --workers 2 --steps 11"
 TINY += " --batch-size 12 --eval-every 4 --checkpoint-every 3 --algo bmuf --period 4"
 OWN = f"--task {__name__}:ruled"
 STOP = 8  # the look that stops a run after seven steps
@@ -144,7 +151,7 @@ REFUSED = {
     ],
     "--mesh fsdp=2 --devices 0,1": ["leave out --devices"],
     "--task digits --mesh tensor=2": ["task digits has rules for fsdp, not"],
-    "--task tiny_tasks:endless --mesh fsdp=2": ["endless has no rules"],
+    "--task support.tiny_tasks:endless --mesh fsdp=2": ["endless has no rules"],
     "--task digits --mesh fsdp=4": ["4 devices", "there are 3", "smaller mesh"],
     "--task digits --workers 2 --mesh fsdp=2 --batch-size 6": [
         *("3 examples do not divide over 2 parts", "multiple of 4, such as 4")
@@ -380,7 +387,10 @@ def test_a_killed_process_of_a_worker_is_restarted_to_the_same_end(tmp_path):
 @pytest.mark.long
 @pytest.mark.parametrize("more", ["", "--jobs 2"])
 def test_variants_of_a_study_may_have_meshes(more, tmp_path):
-    words = "--task tiny_tasks:shared --seeds 2 --workers 2 --batch-size 8 --steps 4"
+    words = (
+        "--task support.tiny_tasks:shared --seeds 2 --workers 2 "
+        "--batch-size 8 --steps 4"
+    )
     words += f" --algos 'Plain=bmuf, Meshed=bmuf --mesh fsdp=2' {more}"
     ended = of_devices(words, tmp_path / "out", program=COMPARE).with_code(0)
     found = {
@@ -395,6 +405,9 @@ def test_variants_of_a_study_may_have_meshes(more, tmp_path):
 
 @pytest.mark.slow
 def test_a_job_with_too_few_devices_is_refused(tmp_path):
-    words = "--task tiny_tasks:shared --algos 'bmuf --mesh fsdp=2' --devices-per-job 1"
+    words = (
+        "--task support.tiny_tasks:shared --algos 'bmuf --mesh fsdp=2' "
+        "--devices-per-job 1"
+    )
     ended = of_devices(words, tmp_path / "out", program=COMPARE)
     assert ended.code == 2 and "need 2 devices, but there are 1" in ended.stderr

@@ -8,7 +8,7 @@ import numpy as np
 import optax.contrib
 import pytest
 from jax.tree_util import keystr, tree_leaves_with_path
-from reducing import assert_close
+from support.reducer_cases import assert_close
 
 from experiments.tasks import classify
 from experiments.training import optimizers

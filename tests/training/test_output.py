@@ -8,19 +8,31 @@ from contextlib import contextmanager
 from unittest.mock import Mock
 
 import pytest
-from commands import COMPARE, PROGRAM, ROOT, TIMEOUT, Run, environment, on_a_terminal
 from hypothesis import given
 from hypothesis import strategies as st
-from lasting import OURS, run, untimed_lines
-from tiers import tiers
+from support.commands import (
+    COMPARE,
+    PROGRAM,
+    ROOT,
+    TIMEOUT,
+    Run,
+    environment,
+    on_a_terminal,
+)
+from support.resumed_runs import OURS, run, untimed_lines
+from support.tiers import tiers
 
 from experiments import run as command_line
 from experiments.command import stopping, terminal
 from experiments.command.errors import BadRequest, guarded
 from experiments.command.stopping import printable
 
-TINY = "--task tiny_tasks:drawing --workers 2 --steps 11 --eval-every 4 --period 4"
-STUDY = "--task tiny_tasks:drawing --workers 2 --steps 11 --algos bmuf --seeds 2"
+TINY = (
+    "--task support.tiny_tasks:drawing --workers 2 --steps 11 --eval-every 4 --period 4"
+)
+STUDY = (
+    "--task support.tiny_tasks:drawing --workers 2 --steps 11 --algos bmuf --seeds 2"
+)
 
 
 # Streams
@@ -83,7 +95,7 @@ def test_broken_output_stops_no_run(broken, streams, processes, whole, tmp_path)
         ended = started(words, tmp_path / "out", **dict.fromkeys(streams, end))
     assert_complete(ended, whole)
     if "stdout" not in streams:  # what is not broken says all
-        assert ended.stdout.startswith("bmuf on tiny_tasks:drawing: 11 steps")
+        assert ended.stdout.startswith("bmuf on support.tiny_tasks:drawing: 11 steps")
     if "stderr" not in streams:
         assert ended.stderr.splitlines()[-1].startswith("the results are those of")
 

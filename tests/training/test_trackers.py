@@ -5,7 +5,7 @@ import struct
 from importlib import import_module
 
 import pytest
-from lasting import run, signal_before
+from support.resumed_runs import run, signal_before
 
 from experiments.api import RunConfig, train
 from experiments.command.errors import BadRequest, Unwritten
@@ -14,8 +14,11 @@ from experiments.training.config import parse
 from experiments.training.prepare import prepare
 from experiments.training.trackers import KINDS, Tracked
 
-WORDS = "--task tiny_tasks:drawing --workers 4 --steps 24 --eval-every 8 --algo diloco"
-TINY = RunConfig(task="tiny_tasks:drawing", workers=4, steps=16, eval_every=8)
+WORDS = (
+    "--task support.tiny_tasks:drawing --workers 4 --steps 24 "
+    "--eval-every 8 --algo diloco"
+)
+TINY = RunConfig(task="support.tiny_tasks:drawing", workers=4, steps=16, eval_every=8)
 
 pytestmark = pytest.mark.filterwarnings("default")  # the libraries have some
 

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from lasting import run
+from support.resumed_runs import run
 
 from experiments.checkpoint.resume import Record, read_record
 from experiments.checkpoint.shards import Shard
@@ -13,7 +13,8 @@ from experiments.training.progress import Evaluation, Progress
 # Workers see only 0 or only 1, go half of the way there in each step, and average
 # after two: from 0 and 0 to 0 and 3/4, and on from 3/8.
 COMMAND = (
-    "--task tiny_tasks:levels --workers 2 --partition label --algo model_averaging "
+    "--task support.tiny_tasks:levels --workers 2 --partition label "
+    "--algo model_averaging "
     "--period 2 --lr 0.25 --steps 4 --eval-every 2"
 )
 LOSSES = [[0, (1 + 1 / 4) / 2], [(9 / 64 + 9 / 256) / 2, (25 / 64 + 25 / 256) / 2]]

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.sharding import AbstractDevice, AbstractMesh
-from mapped import on_workers
-from trees import assert_close
+from support.mapped_workers import on_workers
+from support.trees import assert_close
 
 from models import batch_norm, convolution, lenet, resnet
 from syncalgos import WORKERS

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from commands import ROOT
 from safetensors import safe_open
 from safetensors.numpy import load_file
+from support.commands import ROOT
 from test_gpt import gpt_in_numpy
 
 from examples import to_huggingface

@@ -9,8 +9,8 @@ import optax
 import pytest
 from jax import lax
 from jax.extend import core
-from placed import placed
-from trees import assert_close
+from support.placements import placed
+from support.trees import assert_close
 
 import syncalgos
 from models import lstm, sharding

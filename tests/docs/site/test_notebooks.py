@@ -5,8 +5,8 @@ from pathlib import Path
 
 import jupytext
 import pytest
-from commands import ROOT, run_python
 from pages import notebooks
+from support.commands import ROOT, run_python
 
 FOLDER = ROOT / "docs" / "notebooks"
 NAMES = [source.stem for source in notebooks.find_sources()]

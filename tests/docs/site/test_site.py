@@ -7,9 +7,9 @@ from importlib import util
 from types import ModuleType
 
 import pytest
-import web
-from commands import ROOT, ran
 from pages import algorithms, docstrings, papers
+from support import websites
+from support.commands import ROOT, ran
 
 import syncalgos
 
@@ -105,20 +105,22 @@ def browser(site):
     """A browser that shows the site, from a server of this machine."""
     if not (shutil.which("chromium") and shutil.which("chromedriver")):
         pytest.skip("no chromium and chromedriver here: no browser opens the pages")
-    with web.served(site) as address, web.opened() as driver:
-        yield web.Browser(driver, address)
+    with websites.served(site) as address, websites.opened() as driver:
+        yield websites.Browser(driver, address)
 
 
 @pytest.mark.slow
 def test_links_lead_to_pages_and_anchors(site):
-    assert web.broken(site) == []
+    assert websites.broken(site) == []
 
 
 @pytest.mark.slow
 def test_every_page_is_readable_at_any_width_in_both_themes(site, browser):
-    assert [x for page in web.pages(site) for x in web.flaws(browser, page)] == []
+    assert [
+        x for page in websites.pages(site) for x in websites.flaws(browser, page)
+    ] == []
 
 
 @pytest.mark.slow
 def test_search_finds_an_algorithm(browser):
-    assert "bmuf" in web.search(browser, "bmuf")
+    assert "bmuf" in websites.search(browser, "bmuf")

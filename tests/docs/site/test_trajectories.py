@@ -7,7 +7,7 @@ import pytest
 from pages.motion import trajectories
 from pages.motion.drawing import HEIGHT, WIDTH
 from pages.motion.film import FLOOR, film
-from tiers import tiers
+from support.tiers import tiers
 
 from syncalgos.algorithms import ALGORITHMS
 

@@ -8,8 +8,8 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import PartitionSpec as P
-from owed import PERIOD
-from placed import placed
+from support.placements import placed
+from support.requirements import PERIOD
 from test_meshes import refuses
 
 import syncalgos

@@ -14,12 +14,12 @@ import pytest
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from owed import owed
-from own_process import found
-from placed import placed
-from session import asked
-from tiers import tiers
-from trees import assert_close, assert_equal
+from support.chosen_tests import asked
+from support.device_processes import found
+from support.placements import placed
+from support.requirements import owed
+from support.tiers import tiers
+from support.trees import assert_close, assert_equal
 
 import syncalgos
 from syncalgos import ALGORITHMS
@@ -58,7 +58,7 @@ def test_algorithm_trains_as_workers_without_a_mesh_and_sends_what_is_counted(
     layout, name, request
 ):
     names = dict.fromkeys(asked(request, "name", layout=layout))
-    seen = found("engine/meshes/meshed.py", layout, *names)[name]
+    seen = found("mesh_training", layout, *names)[name]
     rounding = AT_FULL_RANK if name in ("powersgd", "diloco_x") else ROUNDING
     assert max(seen["apart"]) < rounding  # params, center, metrics, evaluation
     assert seen["moved"] > 100 * rounding

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from reducing import assert_close, descend, wave
+from support.reducer_cases import assert_close, descend, wave
 
 import syncalgos
 

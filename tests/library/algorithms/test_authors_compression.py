@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from reducing import assert_close, follow, run, wave
+from support.reducer_cases import assert_close, follow, run, wave
 
 import syncalgos
 from syncalgos import reducers

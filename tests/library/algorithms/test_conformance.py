@@ -1,4 +1,4 @@
-"""Every algorithm of the registry: the properties in `owed.py`, on two layouts.
+"""Every algorithm of the registry: the properties in `requirements.py`, on two layouts.
 
 Most is asked of the traced program alone. Those that are trained share one program.
 """
@@ -13,12 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import side_by_side
-from commands import ROOT
-from owed import PERIOD, WITH, make, other_value, owed, parameters
-from problems import conformance
-from session import asked, split_around
-from tiers import tiers
+from support import joint_strategies
+from support.chosen_tests import asked, split_around
+from support.commands import ROOT
+from support.problems import conformance
+from support.requirements import PERIOD, WITH, make, other_value, owed, parameters
+from support.tiers import tiers
 
 import syncalgos
 from experiments.checkpoint import shards, state_arrays
@@ -99,9 +99,9 @@ def train(names, workers, backend, devices, folder):
     """
     kept = {name: optax.apply_if_finite(owed(name).optimizer, 5) for name in names}
     trainer = syncalgos.DataParallel(
-        syncalgos.stateless(side_by_side.loss_of_all(loss)),
-        side_by_side.optimizers(kept),
-        side_by_side.strategies({name: make(name) for name in names}),
+        syncalgos.stateless(joint_strategies.loss_of_all(loss)),
+        joint_strategies.optimizers(kept),
+        joint_strategies.strategies({name: make(name) for name in names}),
         workers=workers,
         backend=backend,
         placement=syncalgos.Placement(devices=range(devices)),
@@ -181,7 +181,7 @@ def test_algorithm_gives_the_same_numbers_on_two_layouts(name, trained):
     leaves = jax.tree.leaves(on_one.usual.replicas)
     gaps = np.hstack([np.ptp(x, axis=1).reshape(STEPS, -1) for x in leaves])
     agree = tuple(np.flatnonzero(gaps.max(1) <= ROUNDING))
-    assert agree == owed(name).agree_after, "tests/support/owed.py: agree_after"
+    assert agree == owed(name).agree_after, "tests/support/requirements.py: agree_after"
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import optax
 import pytest
-from tiers import tiers
+from support.tiers import tiers
 
 import syncalgos as sa
 

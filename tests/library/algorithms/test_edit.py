@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from reducing import follow
+from support.reducer_cases import follow
 
 import syncalgos as sa
 

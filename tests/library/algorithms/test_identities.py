@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from problems.quadratics import LR, ROUNDING, SIZE, assert_same, train
+from support.problems.quadratics import LR, ROUNDING, SIZE, assert_same, train
 
 import syncalgos as sa
 

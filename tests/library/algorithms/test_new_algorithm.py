@@ -6,7 +6,7 @@ import sys
 import tomllib
 
 import pytest
-from commands import ROOT, ran
+from support.commands import ROOT, ran
 
 FOLDERS = ("syncalgos", "experiments", "models", "benchmarks", "conformance", "tests")
 FOLDERS += ("docs",)
@@ -60,7 +60,7 @@ def project(tmp_path_factory):
 
 def run(copy, *arguments):
     """Runs Python in the copy, whose packages come before the installed ones."""
-    paths = [copy, *(copy / x for x in ("docs", "tests", "tests/support"))]
+    paths = [copy, *(copy / x for x in ("docs", "tests"))]
     places = ":".join(map(str, paths))
     return ran([sys.executable, *arguments], copy, None, PYTHONPATH=places)
 

@@ -15,9 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import side_by_side
-from own_loop import local_steps
-from problems import flatten, initial_params, loss, relative_error, train
 from recurrences import (
     LR,
     MOMENTUM,
@@ -30,7 +27,10 @@ from recurrences import (
     fedavg,
     zero_one_adam,
 )
-from session import asked
+from support import joint_strategies
+from support.chosen_tests import asked
+from support.plain_loop import local_steps
+from support.problems import flatten, initial_params, loss, relative_error, train
 
 import syncalgos
 from syncalgos import Replica, Strategy
@@ -159,8 +159,8 @@ def train_together(made, workers):
     Returns:
         For each, the workers' centers and replicas, (steps, workers, size).
     """
-    strategy = side_by_side.strategies({name: x for name, (x, _) in made.items()})
-    optimizer = side_by_side.optimizers({name: x for name, (_, x) in made.items()})
+    strategy = joint_strategies.strategies({name: x for name, (x, _) in made.items()})
+    optimizer = joint_strategies.optimizers({name: x for name, (_, x) in made.items()})
 
     def gradients(params, batch):
         stacked = jax.tree.map(lambda *x: jnp.stack(x), *params.values())

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
-from owed import PERIOD, WITH, make, other_value, parameters
-from problems import quadratics, relative_error
-from session import asked, split_around
-from tiers import tiers
+from support.chosen_tests import asked, split_around
+from support.problems import quadratics, relative_error
+from support.requirements import PERIOD, WITH, make, other_value, parameters
+from support.tiers import tiers
 
 import syncalgos as sa
 from syncalgos import reducers

@@ -14,12 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import side_by_side
-from commands import ROOT
-from own_loop import local_steps
-from problems import SHAPES, flatten
-from session import asked, split_around
-from tiers import tiers
+from support import joint_strategies
+from support.chosen_tests import asked, split_around
+from support.commands import ROOT
+from support.plain_loop import local_steps
+from support.problems import SHAPES, flatten
+from support.tiers import tiers
 
 import syncalgos
 from conformance import check as checker
@@ -76,8 +76,8 @@ def trained(*names):
     """{name: (replicas, centers)} of each, (steps, workers, size) both."""
     files = {name: read(name) for name in names}
     pairs = {name: made(file) for name, file in files.items()}
-    strategy = side_by_side.strategies({name: x for name, (x, _) in pairs.items()})
-    optimizer = side_by_side.optimizers({name: x for name, (_, x) in pairs.items()})
+    strategy = joint_strategies.strategies({name: x for name, (x, _) in pairs.items()})
+    optimizer = joint_strategies.optimizers({name: x for name, (_, x) in pairs.items()})
     params = {name: leaves(np.array(file["start"])) for name, file in files.items()}
 
     def worker(gradients):

@@ -4,10 +4,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from problems import relative_error, train
 from recurrences import LR, MOMENTUM, START, STEPS, TARGET, X, async_diloco, palsgd
-from tiers import tiers
-from trees import assert_equal
+from support.problems import relative_error, train
+from support.tiers import tiers
+from support.trees import assert_equal
 
 import syncalgos as sa
 from syncalgos.algorithms import _asynchrony as asynchrony

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from problems.quadratics import START, unflatten
+from support.problems.quadratics import START, unflatten
 
 import syncalgos as sa
 from syncalgos._combinators import introspection

@@ -7,8 +7,15 @@ import optax
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from problems.quadratics import LR, SIZE, assert_same, of_workers, train, train_all
-from problems.synced import (
+from support.problems.quadratics import (
+    LR,
+    SIZE,
+    assert_same,
+    of_workers,
+    train,
+    train_all,
+)
+from support.problems.sync_oracles import (
     ALL,
     BODY,
     Filtered,

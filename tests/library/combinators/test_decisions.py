@@ -9,9 +9,9 @@ import numpy as np
 import optax
 import pytest
 from jax.extend import core
-from lasting import run, signal_before, untimed_lines
-from owed import PERIOD
-from problems.linear import BATCHES, make_params, make_trainer
+from support.problems.linear import BATCHES, make_params, make_trainer
+from support.requirements import PERIOD
+from support.resumed_runs import run, signal_before, untimed_lines
 
 import syncalgos as sa
 
@@ -172,7 +172,7 @@ def test_a_model_that_is_not_finite_asks_for_an_average():
     np.testing.assert_array_equal(second, [np.nan, 2.0])
 
 
-DYNAMIC = "--task tiny_tasks:drawing --workers 2 --steps 11 --eval-every 4"
+DYNAMIC = "--task support.tiny_tasks:drawing --workers 2 --steps 11 --eval-every 4"
 DYNAMIC += f" --algo dynamic_averaging --period {PERIOD // 2} --bound 0.05"
 
 

@@ -5,8 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from problems import relative_error
-from problems.quadratics import LR, START, assert_same, flatten, train, unflatten
+from support.problems import relative_error
+from support.problems.quadratics import (
+    LR,
+    START,
+    assert_same,
+    flatten,
+    train,
+    unflatten,
+)
 
 import syncalgos as sa
 from syncalgos import delayed, model_averaging

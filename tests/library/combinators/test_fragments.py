@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from reducing import param_shapes
+from support.reducer_cases import param_shapes
 
 from models import gpt
 from syncalgos import communication, masked, model_averaging, streaming_diloco

@@ -7,7 +7,7 @@ import optax
 import pytest
 from jax import lax
 from jax.sharding import PartitionSpec
-from tiers import tiers
+from support.tiers import tiers
 
 import syncalgos as sa
 from syncalgos import collectives, participating

@@ -7,8 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from problems.quadratics import SIZE, START, assert_same, flatten, train, unflatten
-from problems.synced import BODY
+from support.problems.quadratics import (
+    SIZE,
+    START,
+    assert_same,
+    flatten,
+    train,
+    unflatten,
+)
+from support.problems.sync_oracles import BODY
 
 import syncalgos as sa
 from syncalgos import chain, masked

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from tiers import tiers
+from support.tiers import tiers
 
 import syncalgos as sa
 

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from problems import relative_error
-from problems.quadratics import ROUNDING, START, flatten, train, unflatten
-from tiers import tiers
+from support.problems import relative_error
+from support.problems.quadratics import ROUNDING, START, flatten, train, unflatten
+from support.tiers import tiers
 
 import syncalgos as sa
 from syncalgos import model_averaging, paced, participating, reducers, sampled

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 from optax import contrib
-from problems.quadratics import START, train, unflatten
+from support.problems.quadratics import START, train, unflatten
 
 import syncalgos as sa
 from syncalgos import _optax_states

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 from pages import combinators
-from problems.quadratics import START, unflatten
+from support.problems.quadratics import START, unflatten
 
 import syncalgos as sa
 from syncalgos._combinators import rules

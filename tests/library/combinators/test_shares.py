@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from problems import relative_error
-from problems.quadratics import ROUNDING, SGD, of_workers, train_all
-from tiers import tiers
+from support.problems import relative_error
+from support.problems.quadratics import ROUNDING, SGD, of_workers, train_all
+from support.tiers import tiers
 
 import syncalgos as sa
 from syncalgos import reducers

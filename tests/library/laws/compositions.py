@@ -1,7 +1,7 @@
 """Random compositions of strategies, as the text of expressions.
 
 A composition is drawn by the names of `names`: the registry's algorithms with the
-arguments of `owed.py`, and all combinators. A new algorithm is drawn as it is.
+arguments of `requirements.py`, and all combinators. A new algorithm is drawn as it is.
 """
 
 import functools
@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from optax import contrib
-from owed import VALUES, make, parameters
-from problems.held import Held
+from support.problems.user_nodes import Held
+from support.requirements import VALUES, make, parameters
 
 import syncalgos as sa
 

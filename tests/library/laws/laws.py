@@ -24,9 +24,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from compositions import LR, NEUTRAL, OPTIMIZERS, TREES, drawn, filled, names, one
-from owed import parameters
 from pages.docstrings import joined, parsed
 from pages.table import FACTOR
+from support.requirements import parameters
 
 import syncalgos as sa
 from syncalgos._combinators import introspection

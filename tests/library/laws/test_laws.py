@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from compositions import NEUTRAL
 from laws import DISPATCH, Asked, Drawn, Trained, data, draw, judge, neutral, some
-from tiers import tiers
+from support.tiers import tiers
 
 pytestmark = pytest.mark.usefixtures("float64")
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from reducing import CLOSE, assert_close, normal, run
+from support.reducer_cases import CLOSE, assert_close, normal, run
 
 from syncalgos import communication, demo, sparseloco
 from syncalgos.reducers import _chunks, _dct, _hops, chunked_top_k

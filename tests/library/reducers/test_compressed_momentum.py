@@ -6,8 +6,8 @@ All else of them is in their recurrences, which are tested with all.
 import jax
 import numpy as np
 import pytest
-from reducing import of_gradients, run
-from tiers import tiers
+from support.reducer_cases import of_gradients, run
+from support.tiers import tiers
 
 import syncalgos
 

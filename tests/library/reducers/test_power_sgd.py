@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from reducing import assert_close, normal_tree, param_shapes, run
+from support.reducer_cases import assert_close, normal_tree, param_shapes, run
 
 from models import gpt
 from syncalgos import Replica, communication, dion, powersgd

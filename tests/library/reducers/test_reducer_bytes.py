@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from mapped import spread
-from tiers import tiers
+from support.mapped_workers import spread
+from support.tiers import tiers
 
 import syncalgos
 from syncalgos import reducers

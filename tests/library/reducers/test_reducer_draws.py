@@ -5,7 +5,7 @@ import functools
 import jax
 import numpy as np
 import pytest
-from reducing import (
+from support.reducer_cases import (
     CLOSE,
     REDUCERS,
     assert_neighbours,
@@ -14,7 +14,7 @@ from reducing import (
     run,
     side_by_side,
 )
-from tiers import tiers
+from support.tiers import tiers
 
 from syncalgos import reducers
 

@@ -5,7 +5,13 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from reducing import assert_close, mean_over_workers, normal, run, side_by_side
+from support.reducer_cases import (
+    assert_close,
+    mean_over_workers,
+    normal,
+    run,
+    side_by_side,
+)
 
 from syncalgos import reducers
 

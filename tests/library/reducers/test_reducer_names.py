@@ -8,8 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from reducing import REDUCERS, assert_close, normal, of_gradients, run, side_by_side
-from tiers import tiers
+from support.reducer_cases import (
+    REDUCERS,
+    assert_close,
+    normal,
+    of_gradients,
+    run,
+    side_by_side,
+)
+from support.tiers import tiers
 
 import syncalgos
 from syncalgos import outer_step, reduce_with, reducers, sync_sgd

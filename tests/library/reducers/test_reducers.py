@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from reducing import (
+from support.reducer_cases import (
     CLOSE,
     EXACT,
     REDUCERS,

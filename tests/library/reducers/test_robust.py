@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from reducing import CLOSE, assert_close, normal, run, side_by_side
+from support.reducer_cases import CLOSE, assert_close, normal, run, side_by_side
 
 from syncalgos.reducers import clipped, median, trimmed
 

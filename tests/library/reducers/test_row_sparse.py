@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from reducing import (
+from support.reducer_cases import (
     assert_close,
     mean_over_workers,
     means,

@@ -5,9 +5,9 @@ from functools import partial
 import jax
 import numpy as np
 import pytest
-from reducing import assert_close, normal, of_gradients, run
-from tiers import tiers
-from tiny_tasks import drawing
+from support.reducer_cases import assert_close, normal, of_gradients, run
+from support.tiers import tiers
+from support.tiny_tasks import drawing
 
 import syncalgos
 from experiments.training.config import parse

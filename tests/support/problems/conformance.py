@@ -3,7 +3,8 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from owed import PERIOD, SHAPES
+
+from support.requirements import PERIOD, SHAPES
 
 BATCH = 24
 

@@ -4,8 +4,8 @@ import jax
 import numpy as np
 import optax
 
-import problems
 import syncalgos
+from support import problems
 from syncalgos import DataParallel, Placement
 
 

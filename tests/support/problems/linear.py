@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from placed import placed
 
 import syncalgos
+from support.placements import placed
 from syncalgos import DataParallel, stateless
 
 RNG = np.random.default_rng(0)

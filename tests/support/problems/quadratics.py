@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from own_loop import local_steps
 
-from problems import relative_error
+from support.plain_loop import local_steps
+from support.problems import relative_error
 from syncalgos import WORKERS, Replica
 
 SHAPES = {"body": {"bias": (4,), "kernel": (3, 4)}, "head": {"scale": ()}}

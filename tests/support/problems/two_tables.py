@@ -3,9 +3,9 @@
 import jax.numpy as jnp
 import numpy as np
 import optax
-from placed import placed
 
 import syncalgos
+from support.placements import placed
 from syncalgos import bmuf, chain, every, lookup, model_averaging, reset
 
 ROWS = 12

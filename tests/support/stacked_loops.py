@@ -2,7 +2,7 @@
 
 A program of its own, as it needs eight devices:
 
-    python tests/library/stacked_loops.py OUT.json bmuf topk_sgd …
+    PYTHONPATH=.:tests python -m support.stacked_loops OUT.json bmuf topk_sgd …
 """
 
 import json
@@ -16,10 +16,10 @@ import numpy as np
 import optax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from owed import PERIOD, make, owed
-from trees import largest
 
 import syncalgos
+from support.requirements import PERIOD, make, owed
+from support.trees import largest
 from syncalgos import Replica
 
 STEPS = 2 * PERIOD

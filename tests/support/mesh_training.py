@@ -2,7 +2,7 @@
 
 A program of its own, as it needs eight devices:
 
-    python tests/engine/meshes/meshed.py OUT.npz 2x4 bmuf topk_sgd …
+    PYTHONPATH=.:tests python -m support.mesh_training OUT.npz 2x4 bmuf topk_sgd …
 """
 
 import itertools
@@ -16,12 +16,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
-from owed import PERIOD, make, owed
-from placed import placed
-from trees import largest
 
 import syncalgos
 from experiments.aim import hlo
+from support.placements import placed
+from support.requirements import PERIOD, make, owed
+from support.trees import largest
 from syncalgos._engine.worker import RUN
 
 STEPS = 2 * PERIOD

@@ -9,7 +9,7 @@ several records, the name of one stands before it: `long:QSR@0.05`. A part witho
 records has a source, and no placeholders. `each` is a line for each row of the records
 `but` one.
 
-    python tests/docs/claims.py
+    python tests/support/claims.py
 
 writes the figures into the pages, rounded as they were. The words around them, such as
 "better", remain to be read.

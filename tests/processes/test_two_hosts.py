@@ -8,8 +8,8 @@ import subprocess
 import sys
 
 import pytest
-from commands import PROGRAM, ROOT, beneath, execute, together
-from faults import by_hand, until
+from support.commands import PROGRAM, ROOT, beneath, execute, together
+from support.faults import by_hand, until
 
 from experiments.processes.network import _address_towards, free_port
 

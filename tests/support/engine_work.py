@@ -9,11 +9,11 @@ import jax
 import jax.monitoring
 import jax.numpy as jnp
 import numpy as np
-import side_by_side
-from owed import PERIOD, make, owed
-from problems import conformance, drawing, linear, two_tables
 
 import syncalgos
+from support import joint_strategies
+from support.problems import conformance, drawing, linear, two_tables
+from support.requirements import PERIOD, make, owed
 from syncalgos import DataParallel
 from syncalgos._keys import is_key
 
@@ -105,9 +105,9 @@ def algorithms(backend, workers):
     params, batches = conformance.problem(jnp.result_type(float))
 
     trainer = DataParallel(
-        syncalgos.stateless(side_by_side.loss_of_all(conformance.loss)),
-        side_by_side.optimizers({name: owed(name).optimizer for name in KINDS}),
-        side_by_side.strategies({name: make(name) for name in KINDS}),
+        syncalgos.stateless(joint_strategies.loss_of_all(conformance.loss)),
+        joint_strategies.optimizers({name: owed(name).optimizer for name in KINDS}),
+        joint_strategies.strategies({name: make(name) for name in KINDS}),
         workers=workers,
         backend=backend,
     )

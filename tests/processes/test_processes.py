@@ -13,10 +13,10 @@ from typing import NamedTuple
 import jax
 import numpy as np
 import pytest
-from commands import CACHE, members
-from in_process import HALF, Seen, host, taken
-from problems import drawing
-from tiers import tiers
+from support.commands import CACHE, members
+from support.engine_work import HALF, Seen, host, taken
+from support.problems import drawing
+from support.tiers import tiers
 
 from syncalgos._engine.placement.make_layout import BACKENDS
 from syncalgos._keys import is_key
@@ -41,7 +41,7 @@ class Group(NamedTuple):
 
 
 def work(what, **arguments):
-    """A function of in_process.py and its arguments."""
+    """A function of engine_work.py and its arguments."""
     return json.dumps([what, arguments])
 
 
@@ -49,7 +49,7 @@ def execute(group, folder):
     """Returns the results of each piece of work, for each process."""
     folder.joinpath("work.json").write_text(f"[{','.join(group.work)}]")
     members(
-        "in_process",
+        "engine_work",
         group.processes,
         folder,
         seconds=180 + 20 * len(group.work),

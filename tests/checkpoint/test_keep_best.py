@@ -1,7 +1,7 @@
 """--keep best: the model, and the checkpoint, of the best evaluation."""
 
 import pytest
-from lasting import run, signal_before
+from support.resumed_runs import run, signal_before
 
 from experiments.checkpoint.shards import find_steps
 from experiments.training import export

@@ -7,11 +7,11 @@ import signal
 
 import numpy as np
 import pytest
-from commands import free_address
-from faults import by_hand, fill, remount, small_disk
-from kills import in_training
-from lasting import assert_same_end, run, untimed_lines
-from tiny_tasks import EXAMPLES, LABELS
+from support.commands import free_address
+from support.faults import by_hand, fill, remount, small_disk
+from support.kills import in_training
+from support.resumed_runs import assert_same_end, run, untimed_lines
+from support.tiny_tasks import EXAMPLES, LABELS
 
 from experiments.checkpoint.resume import FOLDER, Background
 from experiments.checkpoint.shards import ShardName, find_steps
@@ -29,7 +29,10 @@ def _in_turn(monkeypatch):
 
 # Disks
 
-WIDE = "--task tiny_tasks:drawing --width 600 --workers 2 --optimizer adam --algo bmuf "
+WIDE = (
+    "--task support.tiny_tasks:drawing --width 600 --workers 2 "
+    "--optimizer adam --algo bmuf "
+)
 WIDE += "--period 4 --steps 11 --eval-every 4 --checkpoint-every 3"
 ROOM = 32 << 10  # bytes: enough for a run's small files, too few for a checkpoint
 
@@ -91,7 +94,7 @@ def test_disk_that_takes_no_file_is_told_and_the_summary_is_shown(disk, wide):
     assert told == [f"--out {ended.out}: {why}: its files are incomplete"]
     assert ended.stderr.count("metrics.jsonl") == 1  # told once, not at every line
     assert "Traceback" not in ended.stderr
-    assert re.search(r"^bmuf on tiny_tasks:drawing: 11 steps", ended.stdout)
+    assert re.search(r"^bmuf on support.tiny_tasks:drawing: 11 steps", ended.stdout)
     assert re.search(r"^  test loss +\d", ended.stdout, re.M)
     assert not (ended.out / "summary.json").exists()
     (disk / "ballast").unlink()
@@ -126,7 +129,10 @@ def test_no_part_is_left_of_a_checkpoint_that_one_process_cannot_write(
 
 # Several processes
 
-LONG = "--task tiny_tasks:drawing --workers 4 --optimizer adam --algo bmuf --period 4 "
+LONG = (
+    "--task support.tiny_tasks:drawing --workers 4 --optimizer adam "
+    "--algo bmuf --period 4 "
+)
 LONG += "--steps 400 --eval-every 100 --checkpoint-every 20"
 
 
@@ -176,7 +182,9 @@ def test_loss_is_told_by_all_commands_that_are_left(count, number, who, start):
 
 # Losses that are not finite
 
-POISONED = "--task tiny_tasks:poisoned --workers 4 --partition label --algo bmuf "
+POISONED = (
+    "--task support.tiny_tasks:poisoned --workers 4 --partition label --algo bmuf "
+)
 POISONED += "--period 8 --steps 12 --eval-every 12 --dispatch-steps 4"
 AT = 5  # the step in which it happens, from 0
 

@@ -7,7 +7,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from lasting import (
+from support.requirements import parameters
+from support.resumed_runs import (
     Crash,
     Work,
     assert_near,
@@ -20,9 +21,8 @@ from lasting import (
     run,
     signal_before,
 )
-from owed import parameters
-from small_tasks import task_folder
-from tiers import tiers
+from support.small_tasks import task_folder
+from support.tiers import tiers
 
 from experiments.api import train
 from experiments.checkpoint.resume import FOLDER
@@ -36,7 +36,7 @@ from experiments.command.errors import BadRequest
 from experiments.training.config import parse
 
 # Of rounds of four steps and epochs of five, seven steps end neither.
-TINY = "--task tiny_tasks:drawing --workers 2 --optimizer adam --steps 11"
+TINY = "--task support.tiny_tasks:drawing --workers 2 --optimizer adam --steps 11"
 TINY += " --eval-every 4 --checkpoint-every 3"
 BMUF = f"{TINY} --algo bmuf --period 4"
 STOP = 8  # the look that stops a run after seven steps

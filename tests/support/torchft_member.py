@@ -1,8 +1,8 @@
 # pyright: reportMissingImports=false
 """A member of a job that trains by examples/torchft_members.py, for the tests.
 
-    python tests/support/in_torchft.py NAME LIGHTHOUSE FOLDER
-    python tests/support/in_torchft.py NAME algorithms FOLDER LIGHTHOUSE...
+    python tests/support/torchft_member.py NAME LIGHTHOUSE FOLDER
+    python tests/support/torchft_member.py NAME algorithms FOLDER LIGHTHOUSE...
 
 The first trains until FOLDER/stop holds a number of syncs, and writes a line of JSON
 for each to FOLDER/NAME.log. Where FOLDER/NAME.pause names a place, it waits there

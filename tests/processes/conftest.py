@@ -1,7 +1,7 @@
 """Fixtures of the tests of commands that are lost or stopped."""
 
 import pytest
-from faults import commands
+from support.faults import commands
 
 
 @pytest.fixture

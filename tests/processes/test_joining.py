@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import jax
 import pytest
-from commands import PROGRAM, Run, execute, together
 from jax._src.clusters import cloud_tpu_cluster  # jax has no public way to ask
-from made_certificates import Authority
-from tiers import tiers
+from support.certificates import Authority
+from support.commands import PROGRAM, Run, execute, together
+from support.tiers import tiers
 
 from experiments.command.errors import BadRequest
 from experiments.processes.group import requested

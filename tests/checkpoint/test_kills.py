@@ -3,8 +3,8 @@
 import random
 
 import pytest
-from faults import commands
-from kills import KINDS, attack, kept_programs
+from support.faults import commands
+from support.kills import KINDS, attack, kept_programs
 
 
 @pytest.mark.long

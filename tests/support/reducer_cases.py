@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from mapped import on_workers
-from own_loop import local_steps
 
+from support.mapped_workers import on_workers
+from support.plain_loop import local_steps
 from syncalgos import Replica, reducers
 from syncalgos._engine.placement.make_layout import Placement, make_layout
 

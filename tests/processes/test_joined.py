@@ -7,15 +7,18 @@ import time
 from pathlib import Path
 
 import pytest
-from commands import PROGRAM, ROOT, free_address, together
-from faults import by_hand, is_halted, until
-from kills import in_training
+from support.commands import PROGRAM, ROOT, free_address, together
+from support.faults import by_hand, is_halted, until
+from support.kills import in_training
 
 from experiments.checkpoint.resume import FOLDER
 from experiments.checkpoint.shards import find_steps
 from experiments.processes.network import address, reach
 
-RUN = "--task tiny_tasks:drawing --workers 4 --optimizer adam --algo bmuf --period 4 "
+RUN = (
+    "--task support.tiny_tasks:drawing --workers 4 --optimizer adam "
+    "--algo bmuf --period 4 "
+)
 RUN += "--steps 400000 --eval-every 400000 --checkpoint-every 1000"
 
 

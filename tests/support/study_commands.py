@@ -4,9 +4,8 @@ import csv
 import json
 import os
 
-from commands import CACHE, COMPARE, TIMEOUT, execute, load
-
 from experiments.training import run_folder
+from support.commands import CACHE, COMPARE, TIMEOUT, execute, load
 
 LONGER = 5 * TIMEOUT  # a study is several runs
 LENGTHS = "--steps 32 --eval-every 16 --step-time 0.001"

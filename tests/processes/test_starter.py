@@ -12,10 +12,10 @@ import time
 from pathlib import Path
 
 import pytest
-from commands import ROOT, find_imports, until
-from faults import is_halted, tagged
-from kills import in_training
-from lasting import run
+from support.commands import ROOT, find_imports, until
+from support.faults import is_halted, tagged
+from support.kills import in_training
+from support.resumed_runs import run
 
 from experiments.processes import starter
 from experiments.processes.starter import VARIABLE, verdict, watch
@@ -205,7 +205,10 @@ def test_process_ends_with_its_starter_and_so_does_what_it_started(tmp_path):
 
 # Runs
 
-RUN = "--task tiny_tasks:drawing --workers 2 --optimizer adam --algo bmuf --period 4 "
+RUN = (
+    "--task support.tiny_tasks:drawing --workers 2 --optimizer adam "
+    "--algo bmuf --period 4 "
+)
 RUN += "--steps 200 --eval-every 100 --checkpoint-every 20"
 LONG = f"{RUN} --steps 400000 --eval-every 400000 --processes 2"
 

@@ -1,6 +1,6 @@
 """Runs a program, and prints how it waits for its programs of several devices.
 
-    python tests/support/waiting.py PROGRAM
+    python tests/support/calls_in_flight.py PROGRAM
 
 The last line is "N calls, M in flight": N is how often programs that `jax.jit` compiled
 for several devices were called, and M how often one was called again before

@@ -2,7 +2,7 @@
 
 import json
 
-from commands import ROOT, run_python
+from support.commands import ROOT, run_python
 
 ANSWER = """
 import contextlib, importlib, io, json, shlex, sys

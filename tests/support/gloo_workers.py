@@ -9,11 +9,11 @@ from datetime import timedelta
 import jax
 import jax.numpy as jnp
 import numpy as np
-import peers as support
 import torch.distributed
 
 import syncalgos
 from examples.torch_loop import TorchGroup
+from support import peer_training
 
 NAMES = (
     "PEERS_NAMES"  # of the environment: the algorithms to train, separated by commas
@@ -68,9 +68,9 @@ def work(process, processes, folder):
     join(process, processes, folder)
     runs = {}
     for name in os.environ[NAMES].split(","):
-        make = functools.partial(support.make_strategy, name)
+        make = functools.partial(peer_training.make_strategy, name)
         try:
-            runs[name] = support.train_over(CountingGroup(), make)
+            runs[name] = peer_training.train_over(CountingGroup(), make)
         except Exception as error:
             runs[name] = repr(error)
     runs["bfloat16"] = mean_of_bfloat16(CountingGroup())

@@ -15,7 +15,6 @@ from typing import NamedTuple
 import jax
 import numpy as np
 import pytest
-from commands import ROOT, TIMEOUT, Run, members
 
 from experiments.checkpoint.resume import FOLDER
 from experiments.checkpoint.shards import find_steps, load_workers
@@ -26,9 +25,10 @@ from experiments.command.words import as_words
 from experiments.one_run import make
 from experiments.training.config import parse
 from experiments.training.process_group import ALONE, ProcessGroup
+from support.commands import ROOT, TIMEOUT, Run, members
 
 # Tasks of ours, for processes too.
-OURS = os.pathsep.join([str(ROOT), str(ROOT / "tests"), str(ROOT / "tests/support")])
+OURS = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
 
 
 class Crash(Exception):
@@ -179,7 +179,7 @@ def joined(processes, works, folder):
     """Makes runs in processes of one device each: of each run, what process 0 saw."""
     folder.joinpath("work.json").write_text(json.dumps(works))
     seconds = TIMEOUT + 20 * len(works)
-    members("lasting", processes, folder, seconds, JAX_NUM_CPU_DEVICES=1)
+    members("resumed_runs", processes, folder, seconds, JAX_NUM_CPU_DEVICES=1)
     results = [json.loads((folder / f"{i}.json").read_text()) for i in range(processes)]
     expected_codes = [code for code, *_ in results[0]]
     for process_results in results:

@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
-from commands import PROGRAM, ROOT, TIMEOUT, environment
-from faults import commands, until
-from lasting import files, run
+from support.commands import PROGRAM, ROOT, TIMEOUT, environment
+from support.faults import commands, until
+from support.resumed_runs import files, run
 
 from experiments import one_run
 from experiments import run as command_line
@@ -23,9 +23,12 @@ from experiments.checkpoint.shards import find_steps
 from experiments.command.errors import BadRequest
 from experiments.study.main import main as compare_main
 
-TINY = "--task tiny_tasks:drawing --workers 2 --algo bmuf --period 4 --eval-every 4"
+TINY = (
+    "--task support.tiny_tasks:drawing --workers 2 --algo bmuf "
+    "--period 4 --eval-every 4"
+)
 LONG = f"{TINY} --steps 40000 --checkpoint-every 4 --eval-every 40000"
-STUDY = "--task tiny_tasks:drawing --workers 2 --steps 4 --algos bmuf --seeds 1"
+STUDY = "--task support.tiny_tasks:drawing --workers 2 --steps 4 --algos bmuf --seeds 1"
 
 
 def assert_refused(stderr, out, pid):

@@ -5,8 +5,8 @@ import signal
 import socket
 
 import pytest
-from commands import free_address
-from faults import by_hand, listening, tagged, until
+from support.commands import free_address
+from support.faults import by_hand, listening, tagged, until
 
 from experiments.checkpoint.resume import FOLDER
 from experiments.checkpoint.shards import find_steps
@@ -15,7 +15,10 @@ from experiments.processes.network import free_port, listen, own_address
 
 HERE = "127.0.0.1"
 NOWHERE = "203.0.113.7"  # kept for documents
-LONG = "--task tiny_tasks:drawing --workers 2 --algo bmuf --period 4 --steps 40000 "
+LONG = (
+    "--task support.tiny_tasks:drawing --workers 2 --algo bmuf "
+    "--period 4 --steps 40000 "
+)
 LONG += "--checkpoint-every 4 --eval-every 40000"
 
 

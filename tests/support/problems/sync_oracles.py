@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from problems.quadratics import SIZE, START, STEPS, ByHand
+from support.problems.quadratics import SIZE, START, STEPS, ByHand
 
 ALL = np.ones(SIZE, bool)
 BODY = np.arange(SIZE) < 16  # the entries of the body's leaves, bias and kernel

@@ -2,7 +2,8 @@
 
 A program of its own, as compilers want their environment before jax starts:
 
-    python tests/aim/ledgers.py OUT.json tpu:v5e:2x4 SLICES WORKERS bmuf topk_sgd …
+    PYTHONPATH=.:tests python -m support.compiled_ledgers OUT.json tpu:v5e:2x4 \
+        SLICES WORKERS bmuf topk_sgd …
 """
 
 import json
@@ -17,15 +18,15 @@ TARGET = targets.parse(sys.argv[2], int(sys.argv[3]))
 os.environ.update(targets.environment(TARGET))
 
 import jax  # noqa: E402
-import meshed  # noqa: E402
 import numpy as np  # noqa: E402
 from jax.sharding import Mesh  # noqa: E402
-from owed import owed  # noqa: E402
-from placed import placed  # noqa: E402
 
 import syncalgos  # noqa: E402
 from experiments.aim import hlo, times  # noqa: E402
 from experiments.training.sends import device_bytes  # noqa: E402
+from support import mesh_training  # noqa: E402
+from support.placements import placed  # noqa: E402
+from support.requirements import owed  # noqa: E402
 
 SHAPES = {"bias": (256,), "in": (128, 256), "out": (256, 128), "stack": (2, 128, 128)}
 
@@ -33,7 +34,7 @@ SHAPES = {"bias": (256,), "in": (128, 256), "out": (256, 128), "stack": (2, 128,
 def shapes():
     """Params of some tiles of a TPU, and batches."""
     params = {k: jax.ShapeDtypeStruct(v, np.float32) for k, v in SHAPES.items()}
-    batch = jax.ShapeDtypeStruct((meshed.STEPS, 128, 128), np.float32)
+    batch = jax.ShapeDtypeStruct((mesh_training.STEPS, 128, 128), np.float32)
     return params, {"x": batch, "y": batch}
 
 
@@ -44,11 +45,14 @@ def trainer_of(name, workers, devices):
     if each > 1:
         grid = np.array(devices).reshape(workers, each)
         axes = {"fsdp": each}
-        how = {"mesh": Mesh(grid, ("devices", *axes)), "shardings": meshed.rule(axes)}
+        how = {
+            "mesh": Mesh(grid, ("devices", *axes)),
+            "shardings": mesh_training.rule(axes),
+        }
     return syncalgos.DataParallel(
-        syncalgos.stateless(meshed.loss),
+        syncalgos.stateless(mesh_training.loss),
         owed(name).optimizer,
-        meshed.algorithm(name),
+        mesh_training.algorithm(name),
         workers=workers,
         backend="shard_map",
         **placed(how),
@@ -80,8 +84,8 @@ def compared(name, workers, devices):
     memory = compiled.memory_analysis()
     assert memory is not None
     return {
-        "counted": meshed.counted(trainer, lowered.state),
-        "counted_calls": meshed.counted(trainer, lowered.state, "calls"),
+        "counted": mesh_training.counted(trainer, lowered.state),
+        "counted_calls": mesh_training.counted(trainer, lowered.state, "calls"),
         "sent": sent,
         "calls": calls,
         "when": sorted({x.when for x in rows} - {times.DISPATCH}),
