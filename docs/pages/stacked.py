@@ -85,7 +85,7 @@ def count_bytes(
         text = jax.jit(step_and_sync).lower(*arguments).compile().as_text()
     across = []
     within = []
-    for collective in hlo.read(text or ""):
+    for collective in hlo.find_collectives(text or ""):
         (across if crosses_workers(collective) else within).append(collective)
     return DeviceBytes(largest_bytes(across), largest_bytes(within))
 

@@ -24,10 +24,10 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
 
     def program(read_signal: ReadSignal) -> int:
-        aim_config = config.read(argv)
+        aim_config = config.read_config(argv)
         from experiments.aim import jobs  # slow: imports rich
 
-        return jobs.run(aim_config, argv)
+        return jobs.run_jobs(aim_config, argv)
 
     return guarded(program)
 

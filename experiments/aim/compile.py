@@ -51,7 +51,7 @@ def compile_run(config: RunConfig, target: Target) -> Findings:
     # No more than the workers need: a CPU may have any number of virtual devices.
     devices = targets.devices(target)[: config.workers * config.worker_devices]
     with refusing():
-        machines = len({targets.place_of(device) for device in devices})
+        machines = len({targets.device_place(device) for device in devices})
         plan = make_plan(config, machines, devices)
         data = _read_data(plan)
         check_data(plan.config, data, config.batch_size is not None)
@@ -225,7 +225,7 @@ def _compile(plan: Plan, lowered: Lowered) -> Compilation:
     start = time.perf_counter()
     layout = plan.trainer.layout
     try:
-        program, text = program_of(lowered.program)
+        program, text = compile_lowered(lowered.program)
     except jax.errors.JaxRuntimeError as error:
         return Compilation(
             time.perf_counter() - start,
@@ -243,12 +243,12 @@ def _compile(plan: Plan, lowered: Lowered) -> Compilation:
             temporary=analysis.temp_size_in_bytes,
             code=analysis.generated_code_size_in_bytes,
         )
-    collectives = hlo.read(text)
+    collectives = hlo.find_collectives(text)
     traffic = times.traffic(collectives, layout.devices, layout.devices_each)
     return Compilation(seconds, memory=memory, traffic=traffic)
 
 
-def program_of(lowered: Any) -> tuple[Any, str]:
+def compile_lowered(lowered: Any) -> tuple[Any, str]:
     """Compiles a jax.stages.Lowered; returns a jax.stages.Compiled and its HLO text.
 
     Raises:

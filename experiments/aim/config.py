@@ -40,12 +40,12 @@ GROUPS: dict[Group | None, str] = {
     training.FILES: "--json or --page, as nothing trains",
     training.PROCESSES: "--target, whose hosts are the processes",
 }
-TAKEN = {
+REFUSED_FLAGS = {
     name: GROUPS[setting.group]
     for name, setting in training.SETTINGS.items()
     if setting.group in GROUPS
 }
-TAKEN |= {
+REFUSED_FLAGS |= {
     "algo": "--algos",
     "task": "--task, not inside the value of --algos",
     "devices": "--target, whose chips are the devices",
@@ -55,7 +55,7 @@ TAKEN |= {
 }
 
 
-class Job(NamedTuple):
+class CompileJob(NamedTuple):
     """A program to compile.
 
     Attributes:
@@ -145,7 +145,7 @@ class AimConfig:
     def targets(self) -> tuple[Target, ...]:
         """The machines, each once."""
         names = [name.strip() for name in ",".join(self.target).split(",")]
-        return tuple(dict.fromkeys(targets.parse(x, self.slices) for x in names))
+        return tuple(dict.fromkeys(targets.parse_target(x, self.slices) for x in names))
 
     @cached_property
     def networks(self) -> tuple[Network, ...]:
@@ -161,7 +161,7 @@ class AimConfig:
             task=self.task,
             shared=self.shared,
             own_names=SETTINGS,
-            taken=TAKEN,
+            taken=REFUSED_FLAGS,
             added=(),
         )
 
@@ -171,7 +171,7 @@ class AimConfig:
         return tuple(map(_parse_variant, self.algorithms))
 
     @cached_property
-    def jobs(self) -> tuple[Job, ...]:
+    def jobs(self) -> tuple[CompileJob, ...]:
         """The programs, target by target.
 
         Speed is compared with sync_sgd: if no variant is plain sync_sgd, it is added
@@ -185,7 +185,7 @@ class AimConfig:
                 VariantWords(label=BASELINE, algo=BASELINE),
                 task=self.task,
                 shared=self.shared,
-                taken=TAKEN,
+                taken=REFUSED_FLAGS,
                 added=(),
             )
             algorithms = (*algorithms, baseline)
@@ -205,7 +205,7 @@ def is_baseline(variant: Variant) -> bool:
     return variant.algo == BASELINE and not variant.words
 
 
-def read(argv: Sequence[str]) -> AimConfig:
+def read_config(argv: Sequence[str]) -> AimConfig:
     """Reads and checks a command line; --help and --version print and exit.
 
     Raises:
@@ -277,7 +277,7 @@ def _parse_variant(algorithm: VariantWords) -> Variant:
     return algorithm._replace(argv=("--workers", "1", *algorithm.argv)).parse()
 
 
-def _make_job(target: Target, algorithm: VariantWords, variant: Variant) -> Job:
+def _make_job(target: Target, algorithm: VariantWords, variant: Variant) -> CompileJob:
     """Returns the run of a variant on all chips of a target.
 
     Args:
@@ -313,4 +313,4 @@ def _make_job(target: Target, algorithm: VariantWords, variant: Variant) -> Job:
             f"{target.text}: leave out --workers, or use a multiple of {places}"
         )
     words = ("--workers", str(places), *algorithm.argv, "--backend", "shard_map")
-    return Job(target, variant, words, config)
+    return CompileJob(target, variant, words, config)

@@ -43,7 +43,7 @@ BITS = {"pred": 8, "token": 0, "bf16": 16, "c64": 64, "c128": 128}
 _HEAD = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _LINE = re.compile(r"\s+(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([a-z][\w\-]*)\((.*)$")
 _SHAPE = re.compile(r"\b([a-z]+\d*[a-z0-9]*)\[([\d,<=]*)\]")
-_WHOLE = re.compile(r"[su]\d+\[\]")
+_INTEGER = re.compile(r"[su]\d+\[\]")
 _CALLS = re.compile(
     r"\b(to_apply|body|condition|calls|\w+_computations?)=(\{[^}]*\}|%?[\w.\-]+)"
 )
@@ -56,33 +56,32 @@ class Instruction(NamedTuple):
         name: its name within the computation.
         type: the type of its result, as in the text.
         opcode: the operation, such as "all-reduce" or "fusion".
-        rest: its operands and attributes, as in the text.
+        arguments: its operands and attributes, as in the text.
     """
 
     name: str
     type: str
     opcode: str
-    rest: str
+    arguments: str
 
     @property
     def operands(self) -> list[str]:
         """The names of its operands."""
-        inside = re.split(r"\), |\)$", self.rest, maxsplit=1)[0]
-        return re.findall(r"%([\w.\-]+)", inside)
+        operands = re.split(r"\), |\)$", self.arguments, maxsplit=1)[0]
+        return re.findall(r"%([\w.\-]+)", operands)
 
     @property
     def called(self) -> list[tuple[str, str]]:
         """The computations that it calls: (attribute, name)."""
-        return [
-            (key, name)
-            for key, names in _CALLS.findall(self.rest)
-            for name in re.findall(r"[\w.\-]+", names)
-        ]
+        pairs = []
+        for key, names in _CALLS.findall(self.arguments):
+            pairs += [(key, name) for name in re.findall(r"[\w.\-]+", names)]
+        return pairs
 
     def attribute(self, key: str) -> str | None:
         """Returns the text in quotes after `key=` or `"key":`."""
-        found = re.search(rf'\b{key}"?[=:]"([^"]*)"', self.rest)
-        return found[1] if found else None
+        match = re.search(rf'\b{key}"?[=:]"([^"]*)"', self.arguments)
+        return match[1] if match else None
 
 
 class Module(NamedTuple):
@@ -98,29 +97,33 @@ class Module(NamedTuple):
     entry: str
     devices: int
 
-    def reached(self, names: Iterable[str]) -> list[Instruction]:
+    def list_instructions(self, names: Iterable[str]) -> list[Instruction]:
         """Returns the instructions of computations and of those that they call."""
-        found = []
+        instructions = []
         for name in names:
             for line in self.computations.get(name, []):
-                found += [line, *self.reached(callee for _, callee in line.called)]
-        return found
+                callees = [callee for _, callee in line.called]
+                instructions += [line, *self.list_instructions(callees)]
+        return instructions
 
 
-def parse(text: str) -> Module:
+def parse_module(text: str) -> Module:
     """Returns the computations of an HLO text."""
     computations: dict[str, list[Instruction]] = {}
     entry = ""
-    here = []
+    computation: list[Instruction] = []
     lines = text.splitlines()
     counts = re.findall(r"(?:num_partitions|replica_count)=(\d+)", "".join(lines[:1]))
     for line in lines:
-        found = _LINE.match(line)
-        if found:
-            here.append(Instruction(*found.groups()))
-        elif head := _HEAD.match(line):
-            here = computations[head[2]] = []
-            entry = head[2] if head[1] else entry
+        instruction = _LINE.match(line)
+        head = _HEAD.match(line)
+        if instruction:
+            computation.append(Instruction(*instruction.groups()))
+        elif head:
+            computation = []
+            computations[head[2]] = computation
+            if head[1]:
+                entry = head[2]
     return Module(computations, entry, math.prod(map(int, counts)))
 
 
@@ -128,51 +131,55 @@ def size(type_: str) -> int:
     """Returns the bytes of a type, summed over a tuple; layouts add none."""
     total = 0
     for dtype, dims in _SHAPE.findall(type_):
-        named = re.fullmatch(r"(?:f|s|u)(\d+)\w*", dtype)
-        if named is None and dtype not in BITS:
+        number_type = re.fullmatch(r"(?:f|s|u)(\d+)\w*", dtype)
+        if number_type is None and dtype not in BITS:
             raise ValueError(f"HLO: unknown type {dtype!r}")
-        bits = int(named[1]) if named else BITS[dtype]
+        bits = int(number_type[1]) if number_type else BITS[dtype]
         total += math.ceil(bits * math.prod(map(int, re.findall(r"\d+", dims))) / 8)
     return total
 
 
 def dtypes(types: Iterable[str]) -> tuple[str, ...]:
     """Returns the names of the element types of all arrays, each once."""
-    return tuple(dict.fromkeys(x for t in types for x, _ in _SHAPE.findall(t)))
+    shapes = _SHAPE.findall(" ".join(types))
+    return tuple(dict.fromkeys(dtype for dtype, _ in shapes))
 
 
-def groups(rest: str, devices: int) -> list[list[int]]:
+def groups(arguments: str, devices: int) -> list[list[int]]:
     """Returns the groups of devices that take part together; pairs of a permutation.
 
     Args:
-        rest: the operands and attributes of the instruction.
+        arguments: the operands and attributes of the instruction.
         devices: number of devices of the program, one group if the text has no groups.
     """
     lists = r"(?:source_target_pairs|replica_groups)=\{(\{.*?\})\}"
     mesh = r"replica_groups=mesh\[(.*?)\] \{(.*?)\}"
     iota = r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?"
-    named = re.search(lists, rest)
-    if named:
-        return [_numbers(x) for x in re.findall(r"\{([\d,]+)\}", named[1])]
-    named = re.search(mesh, rest)
-    if named:  # such as mesh['x'=2,'y'=4] {'y'}
-        sizes = {name: int(n) for name, n in re.findall(r"'(\w+)'=(\d+)", named[1])}
-        shape = [*sizes.values()]
-        names = [*sizes]
-        last = [names.index(x) for x in re.findall(r"'(\w+)'", named[2])]
-        order = [i for i in range(len(names)) if i not in last] + last
-        length = math.prod(shape[i] for i in last)
-    elif named := re.search(iota, rest):  # such as [4,2]<=[2,4]T(1,0)
-        shape = _numbers(named[2])
-        length = _numbers(named[1])[-1]
-        order = _numbers(named[3]) if named[3] else range(len(shape))
+    list_match = re.search(lists, arguments)
+    mesh_match = re.search(mesh, arguments)
+    iota_match = re.search(iota, arguments)
+    if list_match:
+        return [_numbers(x) for x in re.findall(r"\{([\d,]+)\}", list_match[1])]
+    if mesh_match:  # such as mesh['x'=2,'y'=4] {'y'}
+        axes = re.findall(r"'(\w+)'=(\d+)", mesh_match[1])
+        names = [name for name, _ in axes]
+        shape = [int(size) for _, size in axes]
+        group_axes = [names.index(x) for x in re.findall(r"'(\w+)'", mesh_match[2])]
+        order = [i for i in range(len(names)) if i not in group_axes] + group_axes
+        length = math.prod(shape[i] for i in group_axes)
+    elif iota_match:  # such as [4,2]<=[2,4]T(1,0)
+        shape = _numbers(iota_match[2])
+        length = _numbers(iota_match[1])[-1]
+        order = [*range(len(shape))]
+        if iota_match[3]:
+            order = _numbers(iota_match[3])
     else:
         return [[*range(devices)]]
     positions = np.arange(math.prod(shape)).reshape(shape).transpose(order)
     return positions.reshape(-1, length).tolist()
 
 
-def slice_groups(rest: str) -> list[list[int]]:
+def slice_groups(arguments: str) -> list[list[int]]:
     """Returns the ids of the devices that exchange between TPU slices.
 
     The text has them as lists, {{100000,200000},{100001,200001}}; as pairs,
@@ -180,24 +187,33 @@ def slice_groups(rest: str) -> list[list[int]]:
     devices with the same number in several slices. The first slice is 1; its device 3
     has the id 100003.
     """
-    target = rest.partition("_xla_megascale_target=")[2]
+    target = arguments.partition("_xla_megascale_target=")[2]
     if target.startswith("{{"):
         lists = re.findall(r"\{([\d,\->]+)\}", target.partition("}}")[0] + "}")
-        return [[int(n) for n in re.findall(r"\d+", x)] for x in lists]
+        return [_all_numbers(x) for x in lists]
     products = re.findall(r"\{([\d,:]+)\}x\{([\d,:]+)\}", target[1:].partition('"')[0])
     if not products:
         raise ValueError(f"HLO: unknown target between slices {target[:80]!r}")
-    return [
-        [SLICE * number + device for number in _numbers(slices)]
-        for slices, devices in products
-        for device in _numbers(devices)
-    ]
+    id_groups = []
+    for slices, devices in products:
+        for device in _numbers(devices):
+            ids = [SLICE * number + device for number in _numbers(slices)]
+            id_groups.append(ids)
+    return id_groups
+
+
+def _all_numbers(text: str) -> list[int]:
+    """Returns the numbers of "100000->100001"."""
+    return [int(digits) for digits in re.findall(r"\d+", text)]
 
 
 def _numbers(text: str) -> list[int]:
-    """The numbers of "0:3,8"."""
-    ends = [[int(n) for n in part.split(":")] for part in text.split(",")]
-    return [n for first, *last in ends for n in range(first, (last or [first])[0] + 1)]
+    """Returns the numbers of "0:3,8": 0 to 3, and 8."""
+    numbers: list[int] = []
+    for part in text.split(","):
+        ends = _all_numbers(part)
+        numbers += range(ends[0], ends[-1] + 1)
+    return numbers
 
 
 def trips(loop: Instruction, module: Module) -> int:
@@ -205,18 +221,25 @@ def trips(loop: Instruction, module: Module) -> int:
 
     A loop counts from 0, as those of `lax.scan` do, and as XLA makes them.
     """
-    known = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', loop.rest)
-    if known:
-        return int(known[1])
+    trip_count = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', loop.arguments)
+    if trip_count:
+        return int(trip_count[1])
     # TPU programs do not have it: there the condition compares with a constant.
-    lines = module.reached(name for key, name in loop.called if key == "condition")
-    constants = [x for x in lines if x.opcode == "constant" and _WHOLE.match(x.type)]
-    bounds = {int(n) for x in constants for n in re.findall(r"^(\d+)\)", x.rest)}
-    compares = [x.rest for x in lines if x.opcode == "compare"]
-    if len(bounds) != 1 or len(compares) != 1:
+    conditions = [name for key, name in loop.called if key == "condition"]
+    bounds: set[int] = set()
+    comparisons = []
+    for line in module.list_instructions(conditions):
+        value = re.match(r"(\d+)\)", line.arguments)
+        if value and line.opcode == "constant" and _INTEGER.match(line.type):
+            bounds.add(int(value[1]))
+        elif line.opcode == "compare":
+            comparisons.append(line.arguments)
+    if len(bounds) != 1 or len(comparisons) != 1:
         return 1
-    below = re.search(r"direction=(LT|LE)\b", compares[0])
-    return bounds.pop() + (below[1] == "LE") if below else 1
+    direction = re.search(r"direction=(LT|LE)\b", comparisons[0])
+    if not direction:
+        return 1
+    return bounds.pop() + (direction[1] == "LE")
 
 
 def share(kind: str, members: int) -> Fraction:
@@ -228,12 +251,14 @@ def share(kind: str, members: int) -> Fraction:
     Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication
     operations in MPICH", 2005.
     """
-    others = members - 1
+    num_peers = members - 1
     if kind == "all_gather":
-        return Fraction(others)
+        return Fraction(num_peers)
     if kind == "permute":
         return Fraction(1)
-    return Fraction(others * (2 if kind == "all_reduce" else 1), members)
+    if kind == "all_reduce":
+        num_peers *= 2
+    return Fraction(num_peers, members)
 
 
 class Collective(NamedTuple):
@@ -269,44 +294,44 @@ class Collective(NamedTuple):
     choices: tuple[tuple[str, str], ...] = ()
 
 
-def read(text: str) -> list[Collective]:
+def find_collectives(text: str) -> list[Collective]:
     """Returns the collectives of a compiled program, in order, from its HLO text.
 
     The loop over local steps is the largest of the loops that are in no other loop.
     """
-    module = parse(text)
+    module = parse_module(text)
 
     def weight(loop: Instruction) -> int:
-        return len(module.reached(name for _, name in loop.called))
+        return len(module.list_instructions(name for _, name in loop.called))
 
     steps = max(_outer_loops(module.entry, module), key=weight, default=None)
 
     @functools.cache
-    def found(name: str) -> list[Collective]:
+    def of_computation(name: str) -> list[Collective]:
         """Returns the collectives of a computation and of those that it calls."""
         lines = module.computations.get(name, [])
-        own = _sent(name, module)
+        own_collectives = _own_collectives(name, module)
         collectives = []
         for number, line in enumerate(lines):
-            if number in own:
-                collectives.append(own[number])
+            if number in own_collectives:
+                collectives.append(own_collectives[number])
             is_inner = line.opcode == "while" and line is not steps
             times = trips(line, module) if is_inner else 1
             overlaps = line.opcode == "async-start" and _works_until_done(lines, number)
             for key, callee in line.called:
                 is_branch = line.opcode == "conditional" and key != "to_apply"
                 choice = ((line.name, callee),) if is_branch else ()
-                for x in found(callee):
-                    inside = x._replace(
+                for x in of_computation(callee):
+                    collective = x._replace(
                         is_looped=x.is_looped or line is steps,
                         times=x.times * times,
                         choices=choice + x.choices,
                         overlapped=x.overlapped or overlaps,
                     )
-                    collectives.append(inside)
+                    collectives.append(collective)
         return collectives
 
-    return found(module.entry)
+    return of_computation(module.entry)
 
 
 def _outer_loops(name: str, module: Module) -> Iterator[Instruction]:
@@ -319,7 +344,7 @@ def _outer_loops(name: str, module: Module) -> Iterator[Instruction]:
                 yield from _outer_loops(callee, module)
 
 
-def _sent(name: str, module: Module) -> dict[int, Collective]:
+def _own_collectives(name: str, module: Module) -> dict[int, Collective]:
     """Returns the collectives of a computation by line number, as if it ran once.
 
     Between slices, it counts the bytes that a device hands to its host. If all slices
@@ -328,23 +353,26 @@ def _sent(name: str, module: Module) -> dict[int, Collective]:
     """
     lines = module.computations.get(name, [])
     types = {x.name: x.type for x in lines}
-    is_start = any('"AsyncCollectiveStart"' in x.rest for x in lines)
+    is_start = any('"AsyncCollectiveStart"' in x.arguments for x in lines)
     collectives = {}
     for number, line in enumerate(lines):
-        slices = line.opcode == "send" and "_xla_megascale_transfer_type" in line.rest
+        slices = (
+            line.opcode == "send" and "_xla_megascale_transfer_type" in line.arguments
+        )
         if slices:
             transfer = line.attribute("_xla_megascale_transfer_type") or ""
             kind = SLICE_KINDS.get(transfer)
-            sharing = slice_groups(line.rest)
+            sharing = slice_groups(line.arguments)
             if kind is None:
                 raise ValueError(f"HLO: unknown transfer between slices {transfer!r}")
-        elif kind := KINDS.get(line.opcode.removesuffix("-start")):
-            sharing = groups(line.rest, module.devices)
-            # An earlier TPU fusion has started it.
-            if "async_collective_fusion_config" in line.rest and not is_start:
-                continue
         else:
-            continue
+            kind = KINDS.get(line.opcode.removesuffix("-start"))
+            if kind is None:
+                continue
+            sharing = groups(line.arguments, module.devices)
+            # An earlier TPU fusion has started it.
+            if "async_collective_fusion_config" in line.arguments and not is_start:
+                continue
         if kind == "all_reduce" and name.startswith("all-reduce-scatter"):
             kind = "reduce_scatter"
         operands = [types[x] for x in line.operands if not types[x].startswith("token")]
@@ -355,7 +383,8 @@ def _sent(name: str, module: Module) -> dict[int, Collective]:
             dtypes(operands),
             overlapped=is_start or _works_until_done(lines, number),
             slices=slices,
-            promoted=not slices and "_promoted" in line.rest.partition("metadata=")[0],
+            promoted=not slices
+            and "_promoted" in line.arguments.partition("metadata=")[0],
         )
     return collectives
 
@@ -365,17 +394,17 @@ def _works_until_done(lines: list[Instruction], place: int) -> bool:
     start = lines[place]
     # With is_sync, a GPU's stream waits at the start itself.
     is_start = start.opcode.endswith("-start") or start.opcode == "send"
-    if not is_start or '"is_sync":true' in start.rest:
+    if not is_start or '"is_sync":true' in start.arguments:
         return False
-    done = start.opcode.removesuffix("-start") + "-done"
+    done_opcode = start.opcode.removesuffix("-start") + "-done"
     names = {start.name}
     if start.opcode == "send":  # between slices, the matching recv has the same name
         key = "_xla_host_transfer_rendezvous"
         meeting = [x for x in lines if x.attribute(key) == start.attribute(key)]
-        done = "recv-done"
+        done_opcode = "recv-done"
         names = {x.name for x in meeting if x.opcode == "recv"}
     for line in lines[place + 1 :]:
-        if line.opcode == done and names & {*line.operands}:
+        if line.opcode == done_opcode and names & {*line.operands}:
             return False
         if line.opcode.endswith("-update") and names & {*line.operands}:
             names.add(line.name)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from experiments import files
 from experiments.aim import tables, targets
 from experiments.aim.answer import Answer
-from experiments.aim.config import PROGRAM, AimConfig, Job
+from experiments.aim.config import PROGRAM, AimConfig, CompileJob
 from experiments.aim.tables import Result
 from experiments.command import stopping, terminal
 from experiments.command.errors import BadRequest, Unwritten, in_one_line
@@ -49,7 +49,7 @@ class EarlierProgram(NamedTuple):
 EarlierPrograms = Mapping[JobKey, EarlierProgram]
 
 
-def run(config: AimConfig, argv: list[str]) -> int:
+def run_jobs(config: AimConfig, argv: list[str]) -> int:
     """Compiles one program after the other, and shows and writes the results.
 
     Shows a bar if stderr is a terminal, otherwise a line for each program.
@@ -101,7 +101,7 @@ def run(config: AimConfig, argv: list[str]) -> int:
     return stopping.FAILED if any(not x.is_done for x in results) else 0
 
 
-def _key(job: Job) -> JobKey:
+def _key(job: CompileJob) -> JobKey:
     return job.target.text, job.target.slices, *job.argv
 
 
@@ -178,15 +178,15 @@ def _seal_result(result: Result, findings: Mapping[str, Any]) -> Mapping[str, An
         "compared": result.comparison,
     }
     # Converted as it will be read, because the checksum is computed from that.
-    return files.sealed(json.loads(json.dumps(_plain(content))))
+    return files.sealed(json.loads(json.dumps(_as_dicts(content))))
 
 
-def _plain(value: Any) -> Any:
+def _as_dicts(value: Any) -> Any:
     """Returns a value with its NamedTuples as dicts."""
     value = value._asdict() if hasattr(value, "_asdict") else value
     if isinstance(value, dict):
-        return {key: _plain(x) for key, x in value.items()}
-    return [*map(_plain, value)] if isinstance(value, list | tuple) else value
+        return {key: _as_dicts(x) for key, x in value.items()}
+    return [*map(_as_dicts, value)] if isinstance(value, list | tuple) else value
 
 
 def _write(path: Path, text: str) -> None:
@@ -199,7 +199,7 @@ def _write(path: Path, text: str) -> None:
         raise Unwritten(f"{path}: {error.strerror or error}") from None
 
 
-def compile_job(job: Job, timeout: float | None) -> Answer:
+def compile_job(job: CompileJob, timeout: float | None) -> Answer:
     """Has a job compiled, and returns the answer of its process.
 
     Args:
@@ -209,7 +209,7 @@ def compile_job(job: Job, timeout: float | None) -> Answer:
     target = job.target
     request = {"argv": job.argv, "target": target.text, "slices": target.slices}
     python_path = filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))
-    variables = targets.environment(target) | {
+    variables = targets.compiler_environment(target) | {
         # The time must be that of the compiler, not of reading a cached file.
         "JAX_ENABLE_COMPILATION_CACHE": "false",
         "PYTHONPATH": os.pathsep.join(python_path),
@@ -259,7 +259,7 @@ def main() -> None:
         request = json.loads(sys.argv[1])
         threading.Thread(target=_end_with_parent, daemon=True).start()
         try:
-            target = targets.parse(request["target"], request["slices"])
+            target = targets.parse_target(request["target"], request["slices"])
             run_config = training.parse(request["argv"])
             from experiments.aim.compile import compile_run  # imports jax
 

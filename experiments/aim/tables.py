@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from experiments.aim import times
 from experiments.aim.answer import Answer, Findings, TrafficRow
-from experiments.aim.config import MFU, PROGRAM, AimConfig, Job, is_baseline
+from experiments.aim.config import MFU, PROGRAM, AimConfig, CompileJob, is_baseline
 from experiments.aim.targets import Target
 from experiments.aim.times import ACROSS, STEP, SYNC, Times
 from experiments.command.terminal import MISSING, duration, mesh_text, size
@@ -49,7 +49,7 @@ class Beside(NamedTuple):
     collectives: int
 
 
-class Comparison(NamedTuple):
+class LedgerComparison(NamedTuple):
     """The ledger compared with the compiled program.
 
     Attributes:
@@ -64,7 +64,7 @@ class Comparison(NamedTuple):
     why: tuple[str, ...]
 
 
-def compare_ledger(findings: Findings) -> Comparison | None:
+def compare_ledger(findings: Findings) -> LedgerComparison | None:
     """Compares the ledger's counts with those found in the program.
 
     Args:
@@ -95,9 +95,9 @@ def compare_ledger(findings: Findings) -> Comparison | None:
         )
         rows.append(row)
     if all(is_close(row.counted, row.found) for row in rows):
-        return Comparison(tuple(rows), is_equal=True, why=())
+        return LedgerComparison(tuple(rows), is_equal=True, why=())
     reasons = _explain(findings, rows, sent_rows)
-    return Comparison(tuple(rows), is_equal=False, why=reasons)
+    return LedgerComparison(tuple(rows), is_equal=False, why=reasons)
 
 
 def _sum_kinds(
@@ -205,11 +205,11 @@ class Result(NamedTuple):
         comparison: the comparison of ledger and compiler; None without a program.
     """
 
-    job: Job
+    job: CompileJob
     answer: Answer
     is_asked: bool
     times: tuple[Times, ...]
-    comparison: Comparison | None
+    comparison: LedgerComparison | None
 
     @property
     def label(self) -> str:
@@ -430,12 +430,12 @@ def _head(target: Target, results: Iterable[Result]) -> str:
         if result.answer.findings is not None:
             layouts[result.label] = _layout(target, result.answer.findings)
     first_layout = next(iter(layouts.values()), [])
-    shared = [x for x in first_layout if all(x in y for y in layouts.values())]
+    shared = {*first_layout}.intersection(*layouts.values())
     labels_by_difference: dict[str, list[str]] = defaultdict(list)
     for label, layout in layouts.items():
         difference = ", ".join(x for x in layout if x not in shared)
         labels_by_difference[difference].append(label)
-    parts = [line, ", ".join(shared)]
+    parts = [line, ", ".join(x for x in first_layout if x in shared)]
     for difference, labels in labels_by_difference.items():
         if difference:
             parts.append(f"{', '.join(labels)}: {difference}")
@@ -489,8 +489,8 @@ def _findings_row(result: Result, findings: Findings) -> Row:
         "algorithm": result.label,
         "fits": {None: MISSING, True: "yes", False: "no"}[result.fits],
         "a chip holds": chip_bytes,
-        "sent a step": _sent(result, findings, STEP),
-        "sent a sync": _sent(result, findings, SYNC),
+        "sent a step": _format_sent(result, findings, STEP),
+        "sent a sync": _format_sent(result, findings, SYNC),
         "ledger": _agreement(result),
         "compiled in": f"{findings.compile_seconds:.1f} s",
         "collectives across workers": _collectives(findings.traffic or ()),
@@ -512,7 +512,7 @@ def _times_row(result: Result, times: Times) -> Row:
     }
 
 
-def _sent(result: Result, findings: Findings, when: str) -> str:
+def _format_sent(result: Result, findings: Findings, when: str) -> str:
     """Returns the bytes that a chip sends to other workers in each step or sync.
 
     If syncs differ, it is the one that sends the most.

@@ -84,7 +84,7 @@ CPU = Chip(
     link_sources=(f"IEEE 802.3ae, {network.PRESETS['10gbe']}",) * 2,
 )
 Device = Any  # jax.Device, which type checkers do not take for a type
-# The targets that `parse` accepts, for messages.
+# The targets that `parse_target` accepts, for messages.
 FORMS = (
     f"{', '.join(x for x in CHIPS if x.startswith('tpu'))} with a slice's chips, such "
     f"as tpu:v5e:16x16; {', '.join(x for x in CHIPS if x.startswith('cuda'))} with "
@@ -126,7 +126,7 @@ class Target(NamedTuple):
         return self.text
 
 
-def parse(text: str, slices: int = 1) -> Target:
+def parse_target(text: str, slices: int = 1) -> Target:
     """Returns the target with this name.
 
     Args:
@@ -191,7 +191,7 @@ def _find_impossible(chip: Chip, shape: tuple[int, ...]) -> str | None:
     return None
 
 
-def environment(target: Target) -> dict[str, str]:
+def compiler_environment(target: Target) -> dict[str, str]:
     """Returns the environment variables to set before jax is imported.
 
     They keep jax from opening any devices except CPUs.
@@ -227,7 +227,7 @@ def devices(target: Target) -> tuple[Device, ...]:
     """Returns the target's devices, ordered by slice or host.
 
     Within a slice they are ordered by host, as workers that span hosts require. The
-    process needs the variables of `environment`.
+    process needs the variables of `compiler_environment`.
 
     Raises:
         BadRequest: the compiler refuses the shape.
@@ -244,7 +244,9 @@ def devices(target: Target) -> tuple[Device, ...]:
         raise BadRequest(
             f"target {target.text!r}: the compiler says: {reason}"
         ) from error
-    return tuple(sorted(unordered, key=lambda x: (place_of(x), x.process_index, x.id)))
+    return tuple(
+        sorted(unordered, key=lambda x: (device_place(x), x.process_index, x.id))
+    )
 
 
 def _topology(target: Target) -> dict[str, Any]:
@@ -266,7 +268,7 @@ def _topology(target: Target) -> dict[str, Any]:
     return arguments
 
 
-def place_of(device: Device) -> int:
+def device_place(device: Device) -> int:
     """Returns the number of a device's slice (TPU) or host (others).
 
     Devices in the same place use the target's link `inside`, others `between`.

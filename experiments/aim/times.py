@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from experiments.aim import hlo, targets
 from experiments.aim.answer import Counts, Findings, TrafficRow
-from experiments.aim.config import MFU, Job
+from experiments.aim.config import MFU, CompileJob
 from experiments.training.sends import from_json
 from syncalgos.network import (
     Network,
@@ -54,7 +54,7 @@ def traffic(
     """
     collectives_by_row: dict[TrafficRow, list[_Placed]] = {}
     positions = {device.id: i for i, device in enumerate(devices)}
-    places = [targets.place_of(device) for device in devices]
+    places = [targets.device_place(device) for device in devices]
     for collective in collectives:
         groups = []
         for members in collective.groups:
@@ -172,7 +172,10 @@ class Times(NamedTuple):
 
 
 def model_times(
-    findings: Findings, job: Job, network: Network | None, step_time: float | None
+    findings: Findings,
+    job: CompileJob,
+    network: Network | None,
+    step_time: float | None,
 ) -> Times | None:
     """Returns the modelled times of a program; None without a program or a peak.
 
@@ -246,7 +249,7 @@ def _bytes_of_a_ring(row: TrafficRow) -> float:
 
 def _enough_period(
     sync_costs: Sequence[float],
-    job: Job,
+    job: CompileJob,
     step_seconds: float,
     delay: int,
     constant_seconds: float,

@@ -18,7 +18,7 @@ from support.tiers import tiers
 import syncalgos as sa
 from experiments.aim import config, tables, times
 from experiments.aim.answer import Answer, Findings
-from experiments.aim.targets import parse
+from experiments.aim.targets import parse_target
 from experiments.command.errors import BadRequest
 from experiments.study.variants import Variant
 from experiments.training.config import RunConfig
@@ -254,7 +254,7 @@ def test_files_of_others_are_not_replaced(flag, name, tmp_path):
     path = tmp_path / name
     path.write_text(f"# Notes\n{config.PROGRAM} --target cpu:8\n")
     with pytest.raises(BadRequest) as refused:
-        config.read(["--target", "cpu:8", flag, str(path)])
+        config.read_config(["--target", "cpu:8", flag, str(path)])
     told = f"{flag} {path} exists, and this command did not write it: "
     assert str(refused.value) == f"{told}use another file"
 
@@ -276,7 +276,7 @@ def test_files_of_others_are_not_replaced(flag, name, tmp_path):
 )
 def test_a_refused_flag_is_named_with_what_to_do(words, message):
     with pytest.raises(BadRequest, match=f"^{message}$"):
-        config.read(["--target", "cpu:8", *words.split()])
+        config.read_config(["--target", "cpu:8", *words.split()])
 
 
 @pytest.mark.slow
@@ -290,12 +290,12 @@ def test_files_of_this_command_and_empty_ones_are_replaced(found, tmp_path):
         (tmp_path / "new.json", empty),
     ):
         words = ["--target", "cpu:8", "--json", str(record), "--page", str(page)]
-        assert config.read(words).json == record
+        assert config.read_config(words).json == record
 
 
 def test_flags_are_checked_without_jax():
     words = ["--target", "cpu:8", "--algos", "all", "--mesh", "fsdp=2"]
-    read = f"from experiments.aim import config, jobs; config.read({words})"
+    read = f"from experiments.aim import config, jobs; config.read_config({words})"
     assert "jax" not in find_imports(read)
 
 
@@ -313,7 +313,7 @@ def modelled(rows, period=None, network=None, seconds=1.0, own=None, **others):
     """The times of a program's findings, of 8 steps, by an algorithm's period."""
     findings = Findings.from_json({**RECORD, "traffic": rows, **others})
     run = RunConfig(arguments=({"period": period} if period else {}) | (own or {}))
-    job = config.Job(TPU, Variant("bmuf", "bmuf", run), (), run)
+    job = config.CompileJob(TPU, Variant("bmuf", "bmuf", run), (), run)
     told = times.model_times(findings, job, network, seconds)
     assert told is not None
     return told
@@ -326,7 +326,7 @@ def row(when="sync", network="inside", size=1e9, **others):
 
 
 LINKS = {"inside": Network("a", 1e9, 0.0), "between": Network("b", 1e8, 0.0)}
-TPU = parse("tpu:v5e:2x4")
+TPU = parse_target("tpu:v5e:2x4")
 TPU = TPU._replace(chip=TPU.chip._replace(**LINKS))
 
 
@@ -363,7 +363,7 @@ def test_a_small_all_reduce_takes_recursive_doubling_except_on_a_torus():
     told = modelled(small, network=link, workers=8)
     assert told.every == pytest.approx(3 * 0.5, rel=1e-4)
     assert told.all_reduce == "recursive doubling"
-    chip = parse("tpu:v5e:2x4").chip
+    chip = parse_target("tpu:v5e:2x4").chip
     assert chip.inside.rings_only and not chip.between.rings_only
 
 
@@ -429,7 +429,7 @@ def test_a_speed_up_is_over_the_same_work():
     own = ("--batch-size 8", "--image-size 32", "--optimizer adam", "--accumulate 2")
     algos = ",".join(["sync_sgd", "bmuf", *(f"bmuf {x}" for x in own)])
     words = ["--target=cpu:4", "--step-time=1", "--task=imagenet_synthetic"]
-    asked = config.read([*words, f"--algos={algos}"])
+    asked = config.read_config([*words, f"--algos={algos}"])
     answers = [
         Answer.from_json(RECORD | {"batch_size": job.config.batch_size})
         for job in asked.jobs
@@ -578,7 +578,7 @@ EXAMPLES, OF_GPT2 = (
 
 @pytest.mark.parametrize("words", EXAMPLES + OF_GPT2)
 def test_flags_of_the_examples_are_fine(words):
-    assert config.read(shlex.split(words)).jobs
+    assert config.read_config(shlex.split(words)).jobs
 
 
 def example(words):
@@ -623,7 +623,7 @@ def test_records_of_the_docs_give_their_own_figures_and_tables(name, tmp_path):
 
 
 def test_a_shared_flag_need_not_be_one_of_the_baseline_that_is_added():
-    asked = config.read(
+    asked = config.read_config(
         ["--target", "cpu:4", "--algos", "bmuf,diloco", "--period", "5"]
     )
     labels = [job.variant.label for job in asked.jobs]
@@ -652,7 +652,7 @@ def test_an_answer_without_findings_says_why(content):
 
 def test_a_batch_may_be_smaller_than_the_default_number_of_workers():
     words = ["--target", "cpu:2,cpu:4", "--algos", "bmuf", "--batch-size", "4"]
-    jobs = config.read(words).jobs
+    jobs = config.read_config(words).jobs
     assert [job.config.workers for job in jobs] == [2, 2, 4, 4]
     with pytest.raises(BadRequest, match=r"4.*8"):
-        config.read([*words, "--target", "cpu:8"])
+        config.read_config([*words, "--target", "cpu:8"])

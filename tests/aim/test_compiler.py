@@ -40,15 +40,15 @@ class FakeProgram:
 
 def test_program_that_jaxlib_cannot_read_is_written_by_its_compiler():
     program = FakeProgram("INTERNAL: RET_CHECK failure: async-update")
-    assert compile.program_of(program)[1] == "HloModule f"
+    assert compile.compile_lowered(program)[1] == "HloModule f"
     assert program.compilations == 2
 
 
 def test_other_errors_stay():
     with pytest.raises(jax.errors.JaxRuntimeError, match="UNAVAILABLE"):
-        compile.program_of(FakeProgram("UNAVAILABLE: gone"))
+        compile.compile_lowered(FakeProgram("UNAVAILABLE: gone"))
 
 
 def test_text_is_that_of_the_program():
     lowered = jax.jit(lambda x: x + 1).lower(1.0)
-    assert compile.program_of(lowered)[1].startswith("HloModule")
+    assert compile.compile_lowered(lowered)[1].startswith("HloModule")

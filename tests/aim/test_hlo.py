@@ -17,7 +17,7 @@ def program(body, head="HloModule m, is_scheduled=true, num_partitions=8", more=
 
 def only(text):
     """The one collective of a program."""
-    [found] = hlo.read(text)
+    [found] = hlo.find_collectives(text)
     return found
 
 
@@ -358,7 +358,7 @@ backend_config={"known_trip_count":{"n":"8"}}
 
 
 def test_loops_and_branches_say_how_often_a_collective_runs():
-    found = hlo.read(program(WITH_LOOPS, more=LOOPS))
+    found = hlo.find_collectives(program(WITH_LOOPS, more=LOOPS))
     grads, gather, sync, mean = found
     assert [grads.times, gather.times, sync.times, mean.times] == [1, 5, 1, 1]
     assert [x.is_looped for x in found] == [True, True, True, False]
@@ -371,12 +371,12 @@ def test_gpu_branches_are_true_and_false():
         "branch_computations={%rest, %sync}",
         "true_computation=%sync, false_computation=%rest",
     )
-    found = hlo.read(program(WITH_LOOPS, more=more))
+    found = hlo.find_collectives(program(WITH_LOOPS, more=more))
     assert [x.choices for x in found][2] == (("c", "sync"),)
 
 
 def test_a_loop_of_unknown_length_counts_once():
-    found = hlo.read(
+    found = hlo.find_collectives(
         program(WITH_LOOPS, more=LOOPS.replace("direction=LT", "direction=NE"))
     )
     assert [x.times for x in found] == [1, 1, 1, 1]

@@ -16,10 +16,11 @@ no_libtpu = pytest.mark.skipif(
 SHOW = """
 import json, os, sys
 from experiments.aim import targets
-target = targets.parse(sys.argv[1], int(sys.argv[2]))
-os.environ.update(targets.environment(target))
+target = targets.parse_target(sys.argv[1], int(sys.argv[2]))
+os.environ.update(targets.compiler_environment(target))
 found = targets.devices(target)
-print(json.dumps([[x.platform, targets.place_of(x), x.process_index] for x in found]))
+rows = [[x.platform, targets.device_place(x), x.process_index] for x in found]
+print(json.dumps(rows))
 """
 
 
@@ -43,7 +44,7 @@ def devices(text, slices=1):
     ],
 )
 def test_target_has_so_many_chips(text, slices, platform, shape, count):
-    target = targets.parse(text, slices)
+    target = targets.parse_target(text, slices)
     assert (target.platform, target.shape, target.slices) == (platform, shape, slices)
     assert target.chips == count
     assert target.text in (text.strip().lower(), "cpu:1")
@@ -60,13 +61,23 @@ def test_shares_of_the_network_add_up_to_a_pod_as_published():
 
 def test_rings_use_both_links_of_an_axis_of_the_torus():
     """Google Cloud: a v5e chip has 400 GB/s in both directions on 4 ports."""
-    assert targets.parse("tpu:v5e:4x4").chip.inside.bandwidth == 400e9 / 2 / 4 * 2
+    assert (
+        targets.parse_target("tpu:v5e:4x4").chip.inside.bandwidth == 400e9 / 2 / 4 * 2
+    )
 
 
 def test_environment_opens_no_accelerator():
     for text in ("tpu:v5e:4x4", "cuda:h100:1x8", "cpu:4"):
-        assert targets.environment(targets.parse(text))["JAX_PLATFORMS"] == "cpu"
-    assert targets.environment(targets.parse("cpu:4"))["JAX_NUM_CPU_DEVICES"] == "4"
+        assert (
+            targets.compiler_environment(targets.parse_target(text))["JAX_PLATFORMS"]
+            == "cpu"
+        )
+    assert (
+        targets.compiler_environment(targets.parse_target("cpu:4"))[
+            "JAX_NUM_CPU_DEVICES"
+        ]
+        == "4"
+    )
 
 
 @pytest.mark.parametrize(
@@ -76,7 +87,7 @@ def test_environment_opens_no_accelerator():
 def test_missing_compiler_says_the_command(text, extra, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(BadRequest, match=r"^[^\n]+$") as caught:
-        targets.check_compiler(targets.parse(text))
+        targets.check_compiler(targets.parse_target(text))
     assert f"pip install -e '.[experiments,{extra}]'" in str(caught.value)
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from experiments.aim import targets
 
-TARGET = targets.parse(sys.argv[2], int(sys.argv[3]))
-os.environ.update(targets.environment(TARGET))
+TARGET = targets.parse_target(sys.argv[2], int(sys.argv[3]))
+os.environ.update(targets.compiler_environment(TARGET))
 
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
@@ -69,7 +69,7 @@ def compared(name, workers, devices):
     trainer = trainer_of(name, workers, devices)
     lowered = trainer.lower(*shapes())
     compiled = lowered.program.compile()
-    collectives = hlo.read(compiled.as_text())
+    collectives = hlo.find_collectives(compiled.as_text())
     each = trainer.layout.devices_each
     sent = Counter()
     calls = Counter()

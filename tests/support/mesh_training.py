@@ -185,7 +185,7 @@ def compiled(trainer):
         for key, program in trainer._compiled.programs.items()
         if key.program is RUN
     ]
-    collectives = hlo.read(text)
+    collectives = hlo.find_collectives(text)
     each = trainer.layout.devices_each
     found = Counter()
     peers = True
