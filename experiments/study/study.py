@@ -37,10 +37,13 @@ from experiments.training.machine import cores, use_cpu_devices, use_devices
 
 NAME = "study.json"
 # Fields that a line of finals.jsonl has only if they differ from the line before: the
-# code and the machine, which runs of earlier versions lack, and the messages.
-SAME = "commit", "versions", "processor", "sends"
+# code and the machine, which runs of earlier versions lack, the messages, and the
+# command that repeats the run if --seed is added. Two devices round otherwise than one,
+# by which a seed of a small model ends half a point elsewhere.
+MACHINE = "commit", "versions", "processor", "devices", "lanes"
+SAME = *MACHINE, "sends", "command"
 # The fields of a summary to record, beside the measures on test data.
-FINAL = "train_loss", "diverged", "bytes_per_worker", "lr", "effective_lr", *SAME
+FINAL = "train_loss", "diverged", "bytes_per_worker", "lr", "effective_lr"
 
 
 def run(
@@ -263,12 +266,12 @@ def write_all(config: StudyConfig, found: Report, runs: Sequence[RunSet]) -> Non
     """Writes the files of a study beside those of its runs."""
     out = config.folder
     files.write(out / "metrics.jsonl", files.json_lines(study_lines(runs)))
-    finals = files.json_lines(_without_repeats(final_lines(runs)))
+    finals = files.json_lines(without_repeats(final_lines(runs)))
     files.write(out / "finals.jsonl", finals)
     page.write(found, out)
 
 
-def _without_repeats(lines: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def without_repeats(lines: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yields the lines without what the line before says, too."""
     # It is more than half of a line's bytes.
     for before, line in pairwise(chain([{}], lines)):
@@ -288,7 +291,9 @@ def final_lines(runs: Iterable[RunSet]) -> Iterator[dict[str, Any]]:
         for r in (*made.trials, made):
             own = _name(r, r.values)
             for seed, s in r.summaries.items():
-                kept = {k: s[k] for k in s if k in FINAL or k.startswith("test_")}
+                names = (*FINAL, *MACHINE, "sends")
+                kept = {k: s[k] for k in s if k in names or k.startswith("test_")}
+                kept["command"] = r.command
                 if r is made:  # a bit for each test example
                     kept |= {"correct": s.get("correct")}
                 yield {**own, "seed": seed, "reported": r is made, **kept}

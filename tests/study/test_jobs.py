@@ -101,6 +101,7 @@ def test_finals_have_a_line_for_each_run_as_its_summary_says(serial):
     assert [not line["reported"] for line in finals].count(True) == 4
     # What all runs share is there once.
     assert ["versions" in line for line in finals] == [True] + [False] * 9
+    assert ["devices" in line for line in finals] == [True] + [False] * 9
 
 
 # The plan.

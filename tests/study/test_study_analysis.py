@@ -2,6 +2,7 @@
 
 import math
 import re
+import shlex
 from dataclasses import replace
 from itertools import count
 from types import SimpleNamespace
@@ -28,7 +29,7 @@ from experiments.study.results import BY_DEFAULT, BY_HAND, ONE_NOMINAL, Kind
 from experiments.study.runs import RunSet, trial
 from experiments.study.sentences import laws
 from experiments.study.statistics import ACCURACY, LOSS, Measure, paired
-from experiments.study.study import study_lines
+from experiments.study.study import MACHINE, final_lines, study_lines, without_repeats
 from experiments.study.variants import combinations
 from experiments.training import run_folder
 from syncalgos.network import PRESETS, parse
@@ -264,6 +265,24 @@ def test_modelled_time_is_computation_and_every_message(plain):
     assert found.settings["modelled all-reduces"] == (
         f"recursive doubling on {SLOW.name}; ring on {FAST.name}"
     )
+
+
+def test_a_record_says_on_what_and_by_which_command_a_run_was_made(make_study):
+    """With the seed, the command repeats the run on as many devices."""
+    study = make_study(seeds=2)
+    finals = {("sync_sgd", ""): [0.8] * 2, ("bmuf", ""): [0.7] * 2}
+    machine = {"lanes": 4, "processor": "a chip", "commit": "abc", "versions": {}}
+    lines = [*final_lines(made(study, finals, **machine))]
+    assert len(lines) == 4
+    for line in lines:
+        assert machine | {"devices": 2} == {key: line[key] for key in MACHINE}
+        words = shlex.split(line["command"])
+        assert words[:3] == ["python", "-m", "experiments.run"]
+        assert "--seed" not in words
+        assert words[words.index("--algo") + 1] == line["algo"]
+    repeated = [*without_repeats(lines)]
+    assert ["devices" in line for line in repeated] == [True] + [False] * 3
+    assert ["command" in line for line in repeated] == [True, False] * 2
 
 
 def test_time_to_target_is_that_of_the_first_evaluation_as_good(plain):
