@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.study.results import Curve, Report, Row, Standing, find_standing
+from experiments.study.results import Curve, Report, Row, Standing, classify_difference
 from experiments.study.statistics import Measure
 
 REFERENCE = "sync_sgd"  # other algorithms' bytes are relative to its bytes
@@ -29,7 +29,7 @@ MARGINS = {"test_accuracy": -0.005, "test_loss": -0.02}
 def verdict(row: Row, measure: Measure) -> str:
     """Returns "no loss", "a loss", "a gain" or "not resolved", as the preset says."""
     difference = row.comparison.difference
-    standing = find_standing(difference, measure)
+    standing = classify_difference(difference, measure)
     if difference is None or standing in VERDICTS:
         return VERDICTS[standing]
     ends = (difference.low or 0.0, difference.high or 0.0)

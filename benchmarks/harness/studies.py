@@ -28,16 +28,16 @@ from experiments.study import config as configs
 from experiments.study import page, presets
 from experiments.study.analysis import (
     add_times,
-    against_baseline,
-    curve_of,
-    row_of,
+    compare_rows,
+    make_curve,
+    make_row,
 )
 from experiments.study.config import StudyConfig
 from experiments.study.figures import styles
 from experiments.study.results import Curve, Report
 from experiments.study.runs import Lines, RunSet, trial, tuning_of
 from experiments.study.sentences import make_title
-from experiments.study.statistics import measure
+from experiments.study.statistics import choose_measure
 from experiments.study.study import SAME
 
 FOLDER = Path("docs/studies")
@@ -137,32 +137,32 @@ def make_report(config: StudyConfig, final_lines: Lines, curve_lines: Lines) -> 
     summaries = []
     for run_set in run_sets:
         summaries += run_set.summaries.values()
-    study_measure = measure(config.measure, summaries)
+    measure = choose_measure(config.measure, summaries)
     scores = []
     for run_set in run_sets:
-        scores += tuning_of(run_set, study_measure)
+        scores += tuning_of(run_set, measure)
     rows = []
     for run_set in run_sets:
         reported = run_set._replace(values=_reported_values(run_set))
-        rows.append(row_of(reported, study_measure, scores))
+        rows.append(make_row(reported, measure, scores))
     has_baseline = config.baseline is not None
-    rows, sentences = against_baseline(
+    rows, sentences = compare_rows(
         rows,
         config.compared_to,
-        study_measure,
+        measure,
         names_winner=True,
         has_baseline=has_baseline,
     )
     curves = [_curve(config, run_set) for run_set in run_sets]
     rows = [
-        add_times(row, curve, study_measure, config.target)
+        add_times(row, curve, measure, config.target)
         for row, curve in zip(rows, curves, strict=True)
     ]
     labels = [variant.label for variant in config.variants]
     return Report(
         title=make_title(labels, config.task),
         sentences=sentences,
-        measure=study_measure,
+        measure=measure,
         baseline=config.compared_to,
         rows=rows,
         curves=curves,
@@ -182,7 +182,9 @@ def _reported_values(run_set: RunSet) -> dict[str, str]:
 def _curve(config: StudyConfig, run_set: RunSet) -> Curve:
     """Returns the curve of a run set; an empty one if there is no record of it."""
     if any(run_set.lines.values()):
-        return curve_of(run_set, config.step_time or 0.0, config.networks, config.fused)
+        return make_curve(
+            run_set, config.step_time or 0.0, config.networks, config.fused
+        )
     return Curve(run_set.variant.label, run_set.point, [], {}, None, {})
 
 

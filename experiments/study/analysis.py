@@ -59,14 +59,14 @@ def report(config: StudyConfig, run_sets: Sequence[RunSet], command: str) -> Rep
     summaries = []
     for run_set in run_sets:
         summaries += run_set.summaries.values()
-    measure = statistics.measure(config.measure, summaries)
+    measure = statistics.choose_measure(config.measure, summaries)
     tunings = []
     for run_set in run_sets:
         tunings += tuning_of(run_set, measure)
-    rows = [row_of(run_set, measure, tunings) for run_set in run_sets]
+    rows = [make_row(run_set, measure, tunings) for run_set in run_sets]
     # At different learning rates the rates would decide the winner.
     rate_terms = compare_rates(config, rows)
-    rows, comparison_sentences = against_baseline(
+    rows, comparison_sentences = compare_rows(
         rows,
         config.compared_to,
         measure,
@@ -75,7 +75,7 @@ def report(config: StudyConfig, run_sets: Sequence[RunSet], command: str) -> Rep
     )
     step_seconds, step_seconds_origin = _step_times(config.step_time, run_sets)
     curves = [
-        curve_of(run_set, seconds, config.networks, config.fused)
+        make_curve(run_set, seconds, config.networks, config.fused)
         for run_set, seconds in zip(run_sets, step_seconds, strict=True)
     ]
     rows = [
@@ -129,7 +129,7 @@ def report(config: StudyConfig, run_sets: Sequence[RunSet], command: str) -> Rep
 # Rows and curves.
 
 
-def row_of(run_set: RunSet, measure: Measure, tunings: Sequence[Tuning]) -> Row:
+def make_row(run_set: RunSet, measure: Measure, tunings: Sequence[Tuning]) -> Row:
     """Returns a row of the table, before comparisons and modelled times."""
     summary = run_set.any
     final = run_set.final(measure)
@@ -166,7 +166,7 @@ def row_of(run_set: RunSet, measure: Measure, tunings: Sequence[Tuning]) -> Row:
     )
 
 
-def curve_of(
+def make_curve(
     run_set: RunSet, step_seconds: float, networks: Sequence[Network], fused: bool
 ) -> Curve:
     """Returns the curve of runs that did not diverge; an empty one without any."""
@@ -178,9 +178,11 @@ def curve_of(
     longest = max(lines_by_run, key=len, default=[])
     bands = {}
     for key in longest[-1] if longest else ():
-        values = [[line.get(key) for line in lines] for lines in lines_by_run]
-        if any(value is not None for value in chain.from_iterable(values)):
-            bands[key] = statistics.band(values)
+        values_by_run = []
+        for lines in lines_by_run:
+            values_by_run.append([line.get(key) for line in lines])
+        if any(value is not None for value in chain.from_iterable(values_by_run)):
+            bands[key] = statistics.band(values_by_run)
     bytes_per_worker = None
     # Not counted if any seed's bytes are not.
     if run_set.bytes_per_worker is not None:
@@ -312,17 +314,16 @@ def _size(summary: Mapping[str, Any]) -> int:
 # Comparisons.
 
 
-def by_point(rows: Sequence[Row]) -> dict[str, list[Row]]:
+def group_by_point(rows: Sequence[Row]) -> dict[str, list[Row]]:
     """Returns the rows to compare with one another, at each value of a sweep."""
-    points = [point for point in dict.fromkeys(row.point for row in rows) if point]
     rows_by_point = {}
-    for point in points or [""]:
+    for point in results.list_points(rows) or [""]:
         # A variant without the swept flag is compared at every value.
         rows_by_point[point] = [row for row in rows if row.point in (point, "")]
     return rows_by_point
 
 
-def against_baseline(
+def compare_rows(
     rows: Sequence[Row],
     baseline: str,
     measure: Measure,
@@ -350,9 +351,9 @@ def against_baseline(
     ]
     other_pairs: list[Pair] = []
     if not has_baseline:
-        for group in by_point(rows).values():
-            others = [row for row in group if row.label != baseline]
-            other_pairs += combinations(others, 2)
+        for group in group_by_point(rows).values():
+            compared_group = [row for row in group if row.label != baseline]
+            other_pairs += combinations(compared_group, 2)
     differences, count = compare_pairs(pairs, other_pairs)
     remaining_differences = iter(differences)
     compared_rows = []
@@ -418,19 +419,21 @@ def compare(
     """
     if difference is None:
         return _compare_with_none(Kind.NO_COMMON_SEED, measure, baseline="")
-    kind = _find_kind(difference, measure, names_winner=names_winner)
-    basis = _find_basis(difference, kind, measure)
+    kind = _choose_kind(difference, measure, names_winner=names_winner)
+    basis = _choose_basis(difference, kind, measure)
     comparison = Comparison(kind, basis, difference, comparisons)
     clause = sentences.write_clause(comparison, measure, baseline="")
     return comparison._replace(clause=clause)
 
 
-def _find_kind(difference: Difference, measure: Measure, *, names_winner: bool) -> Kind:
+def _choose_kind(
+    difference: Difference, measure: Measure, *, names_winner: bool
+) -> Kind:
     """Returns how a row compares with the baseline."""
     mean = difference.mean
     if mean == 0 and not difference.deviation:
         return Kind.EQUAL
-    standing = results.find_standing(difference, measure)
+    standing = results.classify_difference(difference, measure)
     if standing is Standing.NOT_AFTER_CORRECTION:
         return Kind.NOT_AFTER_CORRECTION
     if standing is Standing.NOT_SEEN or mean == 0:
@@ -442,9 +445,9 @@ def _find_kind(difference: Difference, measure: Measure, *, names_winner: bool) 
     return Kind.BETTER if standing is Standing.BETTER else Kind.WORSE
 
 
-def _find_basis(difference: Difference, kind: Kind, measure: Measure) -> Basis:
+def _choose_basis(difference: Difference, kind: Kind, measure: Measure) -> Basis:
     """Returns what a comparison rests on."""
-    standing = results.find_standing(difference, measure)
+    standing = results.classify_difference(difference, measure)
     if kind is not Kind.EQUAL and standing is not Standing.NO_INTERVAL:
         return Basis.INTERVAL
     if not difference.same_sign:
@@ -468,7 +471,7 @@ def rankings(rows: Sequence[Row], measure: Measure) -> dict[str, Ranking]:
     Returns:
         A ranking for each value of a sweep; one for "" without a sweep.
     """
-    rows_by_point = by_point(rows)
+    rows_by_point = group_by_point(rows)
     tops = {}
     point_of_pair = []
     pairs: list[Pair] = []
@@ -478,26 +481,31 @@ def rankings(rows: Sequence[Row], measure: Measure) -> dict[str, Ranking]:
         tops[point] = top
         if top is None:
             continue
-        others = [row for row in group if row is not top]
-        for row in others:
+        lower_rows = [row for row in group if row is not top]
+        for row in lower_rows:
             point_of_pair.append(point)
             pairs.append((row, top))
-        other_pairs += combinations(others, 2)
+        other_pairs += combinations(lower_rows, 2)
     differences, count = compare_pairs(pairs, other_pairs)
-    standings = {
-        point: {standing: [] for standing in Standing} for point in rows_by_point
-    }
+    rows_by_standing: dict[str, dict[Standing, list[Row]]] = {}
+    for point in rows_by_point:
+        rows_by_standing[point] = {standing: [] for standing in Standing}
     compared_pairs = zip(point_of_pair, pairs, differences, strict=True)
     for point, (row, _), difference in compared_pairs:
-        standing = results.find_standing(difference, measure)
+        standing = results.classify_difference(difference, measure)
         if row.measure is None:
             standing = Standing.NO_RESULT
         elif standing is Standing.WORSE and row.at_edge:
             standing = Standing.AT_EDGE
-        standings[point][standing].append(row)
+        rows_by_standing[point][standing].append(row)
     rankings_by_point = {}
     for point, group in rows_by_point.items():
-        rankings_by_point[point] = Ranking(group, tops[point], standings[point], count)
+        rankings_by_point[point] = Ranking(
+            rows=group,
+            top=tops[point],
+            standings=rows_by_standing[point],
+            comparisons=count,
+        )
     return rankings_by_point
 
 
@@ -587,7 +595,7 @@ class RateTerms(NamedTuple):
 def compare_rates(config: StudyConfig, rows: Sequence[Row]) -> RateTerms:
     """Compares the effective rates of the variants, at each value of the sweep."""
     is_tuned = any("lr" in axis.flags and len(axis.values) > 1 for axis in config.tuned)
-    rows_by_point = by_point(rows)
+    rows_by_point = group_by_point(rows)
     groups = [*rows_by_point.values()]
     unfair_groups = [group for group in groups if _rate_ratio(group) > MAX_RATE_RATIO]
     has_rates = max(len(_effective_rates(group)) for group in groups) > 1
@@ -603,7 +611,7 @@ def compare_rates(config: StudyConfig, rows: Sequence[Row]) -> RateTerms:
     if not unfair_groups:
         remark = say("remark.rates_unknown", names=names_without_rate)
         return RateTerms("", ratio, [remark])
-    terms = _find_terms(config, unfair_groups)
+    terms = _choose_terms(config, unfair_groups)
     terms_text = terms
     if terms == ONE_NOMINAL:
         nominal_rate = format_number(widest_group[0].lr)
@@ -643,13 +651,17 @@ def _count_methods(config: StudyConfig) -> int:
     return len(methods)
 
 
-def _find_terms(config: StudyConfig, unfair_groups: Sequence[Sequence[Row]]) -> str:
+def _choose_terms(config: StudyConfig, unfair_groups: Sequence[Sequence[Row]]) -> str:
     """Returns at which rates the algorithms of groups are compared."""
-    if all(len({row.lr for row in group}) == 1 for group in unfair_groups):
+    if all(_has_one_rate(group) for group in unfair_groups):
         return ONE_NOMINAL
     if any("lr" in variant.parameters for variant in config.variants):
         return results.BY_HAND
     return results.BY_DEFAULT
+
+
+def _has_one_rate(rows: Sequence[Row]) -> bool:
+    return len({row.lr for row in rows}) == 1
 
 
 def _name_rate(rate: float, rates: Mapping[str, float]) -> str:

@@ -20,12 +20,12 @@ def main(argv: list[str] | None = None) -> int:
         workers; 130 stopped by Ctrl-C. After 1, 75 and 130, the same command continues
         the study.
     """
-    argv = sys.argv[1:] if argv is None else argv
+    words = sys.argv[1:] if argv is None else argv
 
     def program(read_signal: ReadSignal) -> int | None:
-        asked = config.read(argv)
+        study_config = config.read(words)
         from experiments.study import study  # slow: imports jax
 
-        return study.run(asked, argv, read_signal)
+        return study.run(study_config, words, read_signal)
 
     return guarded(program)

@@ -98,11 +98,10 @@ def page(report: Report, plots: Sequence[Plot], pictures: Mapping[str, str]) -> 
         plots: the figures, in order.
         pictures: SVGs by the names of the figures.
     """
-    measured_keys = {key for curve in report.curves for key in curve.bands}
     zero_names = [
         measure.name
         for measure in REPLICA_MEASURES
-        if measure.key in measured_keys and figures.is_empty(report, measure)
+        if measure.key in report.metric_keys and figures.is_empty(report, measure)
     ]
     return template("report.html.j2").render(
         r=report,

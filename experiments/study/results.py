@@ -56,7 +56,7 @@ class Standing(StrEnum):
     NO_RESULT = "no_result"
 
 
-def find_standing(difference: Difference | None, measure: Measure) -> Standing:
+def classify_difference(difference: Difference | None, measure: Measure) -> Standing:
     """Returns how a row compares with the best one, or with the baseline."""
     if difference is None or difference.low is None or difference.high is None:
         return Standing.NO_INTERVAL
@@ -193,6 +193,12 @@ class Row(NamedTuple):
         return "lr" in self.at_edge
 
 
+def list_points(rows: Sequence[Row]) -> list[str]:
+    """Returns the values of the sweep, such as "workers=4"; none without a sweep."""
+    points = dict.fromkeys(row.point for row in rows)
+    return [point for point in points if point]
+
+
 class Ranking(NamedTuple):
     """Rows grouped by how they compare with the best of them.
 
@@ -280,6 +286,14 @@ class Report(NamedTuple):
     def top(self) -> Row | None:
         """The row with the best mean; None if no run has a result."""
         return leader(self.rows, self.measure)
+
+    @property
+    def metric_keys(self) -> set[str]:
+        """The keys of the metrics that any curve has."""
+        keys: set[str] = set()
+        for curve in self.curves:
+            keys |= curve.bands.keys()
+        return keys
 
 
 def leader(rows: Sequence[Row], measure: Measure) -> Row | None:

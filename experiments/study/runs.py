@@ -19,7 +19,13 @@ from experiments.command.flags import PROGRAM, words_of
 from experiments.data.downloads import sha256
 from experiments.files import Damaged
 from experiments.study.config import FIRST_TUNING_SEED, TUNE_SHARE, StudyConfig
-from experiments.study.statistics import LOSS, MIN_SEEDS, Measure, is_fine, measure
+from experiments.study.statistics import (
+    LOSS,
+    MIN_SEEDS,
+    Measure,
+    choose_measure,
+    is_fine,
+)
 from experiments.study.variants import Variant, at, combinations, format_values, name_at
 from experiments.tasks.task import Data
 from experiments.training import run_folder
@@ -416,7 +422,7 @@ def chosen(made: RunSet, measure_key: str | None) -> RunSet | None:
 def _best(trials: Sequence[RunSet], measure_key: str | None) -> RunSet | None:
     """Returns the best of the trials that were made; None if there is none."""
     there = [x for trial in trials if (x := trial.read()).summaries]
-    by = measure(measure_key, [s for x in there for s in x.summaries.values()])
+    by = choose_measure(measure_key, [s for x in there for s in x.summaries.values()])
     return max(there, key=partial(_rank, by=by), default=None)
 
 

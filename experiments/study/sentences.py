@@ -193,10 +193,10 @@ def _lead_ranking(ranking: Ranking, measure: Measure) -> str:
     """Returns the line about the best of these rows, and how certain it is."""
     top = ranking.top
     standings = ranking.standings
-    others = len(ranking.rows) - 1
+    num_others = len(ranking.rows) - 1
     if top is None:
         return say("lead.no_result")
-    if len(standings[Standing.NO_RESULT]) == others:
+    if len(standings[Standing.NO_RESULT]) == num_others:
         return say("lead.alone", best=top.label)
     ties = results.leaders(ranking.rows, measure)
     num_best = len(ties)
@@ -219,10 +219,10 @@ def _lead_ranking(ranking: Ranking, measure: Measure) -> str:
         *standings[Standing.NOT_AFTER_CORRECTION],
         *standings[Standing.NOT_SEEN],
     ]
-    if alike and len(alike) == others:
+    if alike and len(alike) == num_others:
         return _lead_alike(top, alike, measure)
     # Rows of equal means lead together, and are none of the others.
-    others -= num_best - 1
+    num_others -= num_best - 1
     alike = [row for row in alike if row not in ties]
     if alike:
         return say_counted(
@@ -230,7 +230,7 @@ def _lead_ranking(ranking: Ranking, measure: Measure) -> str:
             num_best,
             best=best,
             count=len(alike),
-            others=others,
+            others=num_others,
         )
     if standings[Standing.AT_EDGE]:
         return say_counted(
@@ -238,7 +238,7 @@ def _lead_ranking(ranking: Ranking, measure: Measure) -> str:
             num_best,
             best=best,
             count=len(standings[Standing.AT_EDGE]),
-            others=others,
+            others=num_others,
         )
     if standings[Standing.BETTER]:
         return say_counted(
@@ -261,7 +261,7 @@ def _lead_alike(top: Row, alike: Sequence[Row], measure: Measure) -> str:
         return say("lead.equal_means", labels=_row_labels(ties))
     gap = " ".join(format_difference(difference, measure, measure.side))
     fields = {"best": top.label, "other": second.label, "gap": gap}
-    is_seen_alone = results.find_standing(difference, measure) is Standing.BETTER
+    is_seen_alone = results.classify_difference(difference, measure) is Standing.BETTER
     if measure.higher_is_better:
         if is_seen_alone:
             return say("lead.above_corrected", **fields)
@@ -489,18 +489,18 @@ def numbers(report: Report) -> list[tuple[str, str]]:
     )
     if report.terms == ONE_NOMINAL:
         ratio = formats.format_factor(report.times)
-        shown = [range_number, (ratio, say("number.rates"))]
+        first_numbers = [range_number, (ratio, say("number.rates"))]
         pool = rows_with_result
     elif is_swept:
-        shown = [best_number, range_number]
+        first_numbers = [best_number, range_number]
         pool = rows
     else:
-        shown = [best_number, *_difference_number(report)]
+        first_numbers = [best_number, *_difference_number(report)]
         [ranking] = report.points.values()
         pool = ranking.candidates
     if is_swept:
-        return [*shown, *_sent_range_number(rows)]
-    return [*shown, *_cost_number(rows, pool)]
+        return [*first_numbers, *_sent_range_number(rows)]
+    return [*first_numbers, *_cost_number(rows, pool)]
 
 
 def _difference_number(report: Report) -> list[tuple[str, str]]:
@@ -535,9 +535,9 @@ def _sent_range_number(rows: Sequence[Row]) -> list[tuple[str, str]]:
     cost = find_cost(rows, rows)
     if cost is None:
         return []
-    fewest = formats.format_sent_bytes(cost.cheapest_rows[0])
-    most = formats.format_sent_bytes(cost.costliest_rows[0])
-    span = fewest if fewest == most else f"{fewest} to {most}"
+    smallest = formats.format_sent_bytes(cost.cheapest_rows[0])
+    largest = formats.format_sent_bytes(cost.costliest_rows[0])
+    span = smallest if smallest == largest else f"{smallest} to {largest}"
     return [(span, say("number.sent"))]
 
 
@@ -574,11 +574,11 @@ def laws(tunings: Sequence[Tuning]) -> tuple[str, list[str]]:
         outer-lr of diloco: 0.8 at workers=2, 0.4 [0.4, 0.8] at workers=8." An interval
         is shown unless it holds only the value itself. Both are empty without a sweep.
     """
-    swept_tunings = [
-        tuning
-        for tuning in tunings
-        if tuning.point and any(score is not None for score in tuning.scores)
-    ]
+    swept_tunings = []
+    for tuning in tunings:
+        has_score = any(score is not None for score in tuning.scores)
+        if tuning.point and has_score:
+            swept_tunings.append(tuning)
     groups = formats.group_by(swept_tunings, lambda tuning: (tuning.label, tuning.flag))
     line = ""
     sentences = []

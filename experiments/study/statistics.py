@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import chain, zip_longest
+from itertools import zip_longest
 from statistics import mean as average
 from statistics import stdev
 from typing import Any, NamedTuple
@@ -46,8 +46,15 @@ class Measure(NamedTuple):
         return 1 if self.higher_is_better else -1
 
 
-ACCURACY = Measure("test_accuracy", "test accuracy", True, 100.0, "%", "points")
-LOSS = Measure("test_loss", "test loss", False)
+ACCURACY = Measure(
+    key="test_accuracy",
+    name="test accuracy",
+    higher_is_better=True,
+    scale=100.0,
+    unit="%",
+    difference_unit="points",
+)
+LOSS = Measure(key="test_loss", name="test loss", higher_is_better=False)
 
 
 class Spread(NamedTuple):
@@ -106,7 +113,7 @@ def is_fine(summary: Mapping[str, Any]) -> bool:
     return not summary["diverged"] and summary[LOSS.key] is not None
 
 
-def measure(key: str | None, summaries: Sequence[Mapping[str, Any]]) -> Measure:
+def choose_measure(key: str | None, summaries: Sequence[Mapping[str, Any]]) -> Measure:
     """Returns the measure to compare by.
 
     Args:
@@ -117,23 +124,29 @@ def measure(key: str | None, summaries: Sequence[Mapping[str, Any]]) -> Measure:
     Raises:
         ValueError: the runs lack this measure.
     """
-    figures = [summary.items() for summary in summaries if is_fine(summary)]
-    # A task without an accuracy has None for it. Other figures may be undefined.
-    pairs = chain.from_iterable(figures)
-    known = {k for k, x in pairs if x is not None or k != ACCURACY.key}
+    keys: set[str] = set()
+    for summary in summaries:
+        if not is_fine(summary):
+            continue
+        for name, value in summary.items():
+            # A task without an accuracy has None for it. Others may be undefined.
+            if value is not None or name != ACCURACY.key:
+                keys.add(name)
     if key is None:
-        return ACCURACY if ACCURACY.key in known else LOSS
+        return ACCURACY if ACCURACY.key in keys else LOSS
     # If all runs diverged, nothing is compared and no name can be checked.
-    if figures:
-        names = sorted(k for k in known if k.startswith("test_"))
+    if keys:
+        names = sorted(name for name in keys if name.startswith("test_"))
         checks.one_of("--measure", key, names)
     return named_measure(key)
 
 
 def named_measure(key: str) -> Measure:
     """Returns the measure with a name in summary.json; for most, lower is better."""
-    by_key = {ACCURACY.key: ACCURACY, LOSS.key: LOSS}
-    return by_key.get(key) or Measure(key, key.replace("_", " "), False)
+    for measure in (ACCURACY, LOSS):
+        if measure.key == key:
+            return measure
+    return Measure(key, key.replace("_", " "), higher_is_better=False)
 
 
 def spread(values: Sequence[float]) -> Spread:
@@ -142,11 +155,11 @@ def spread(values: Sequence[float]) -> Spread:
     Raises:
         ValueError: there is no value, or one is not finite.
     """
-    figures = [float(x) for x in values]
-    if not figures or not all(map(math.isfinite, figures)):
-        raise ValueError(f"a mean needs one or more finite values, got {figures}")
-    deviation = stdev(figures) if len(figures) > 1 else None
-    return Spread(average(figures), deviation, len(figures))
+    numbers = [float(value) for value in values]
+    if not numbers or not all(map(math.isfinite, numbers)):
+        raise ValueError(f"a mean needs one or more finite values, got {numbers}")
+    deviation = stdev(numbers) if len(numbers) > 1 else None
+    return Spread(average(numbers), deviation, len(numbers))
 
 
 def paired(
@@ -177,27 +190,35 @@ def paired(
         return None
     # Sorted, so that sums do not depend on the order of the seeds.
     differences = sorted(values[seed] - baseline[seed] for seed in seeds)
-    largest = max(max(abs(values[s]), abs(baseline[s])) for s in seeds)
-    if max(map(abs, differences)) <= ROUNDING * largest < math.inf:
+    largest = max(max(abs(values[seed]), abs(baseline[seed])) for seed in seeds)
+    rounding = ROUNDING * largest
+    if max(map(abs, differences)) <= rounding < math.inf:
         differences = [0.0 for _ in differences]
     mean, deviation, count = spread(differences)
-    low = high = p = None
+    low = None
+    high = None
+    p = None
     if count >= MIN_SEEDS and deviation is not None:
         if mean == 0:
             low = 0.0
             high = 0.0
             p = 1.0
         error = deviation / math.sqrt(count)  # 0 where tiny differences underflow
-        if error and differences[-1] - differences[0] > ROUNDING * largest:
+        if error and differences[-1] - differences[0] > rounding:
             from scipy.special import stdtr, stdtrit  # what --help must not wait for
 
             half = float(stdtrit(count - 1, (1 + CONFIDENCE) / 2)) * error
             p = 2 * float(stdtr(count - 1, -abs(mean / error)))
-            # An end that differs from 0 by rounding must not decide a verdict.
-            ends = mean - half, mean + half
-            low, high = (0.0 if abs(x) <= ROUNDING * largest else x for x in ends)
+            low = _without_rounding(mean - half, rounding)
+            high = _without_rounding(mean + half, rounding)
     same_sign = len(set(np.sign(differences))) == 1
     return Difference(mean, low, high, deviation, count, same_sign, p)
+
+
+def _without_rounding(bound: float, rounding: float) -> float:
+    """Returns the end of an interval, and 0 if it differs from 0 by rounding alone."""
+    # It must not decide a verdict.
+    return 0.0 if abs(bound) <= rounding else bound
 
 
 def corrected(differences: Sequence[Difference | None]) -> list[float | None]:
@@ -214,13 +235,14 @@ def corrected(differences: Sequence[Difference | None]) -> list[float | None]:
     Source: Holm, "A simple sequentially rejective multiple test procedure",
     Scandinavian Journal of Statistics 1979.
     """
-    found = [d and d.p for d in differences]
-    known = sorted((p, i) for i, p in enumerate(found) if p is not None)
-    least = 0.0
-    for rank, (p, i) in enumerate(known):
-        least = max(least, min(1.0, (len(known) - rank) * p))
-        found[i] = least
-    return found
+    p_values = [difference and difference.p for difference in differences]
+    ranked = sorted((p, i) for i, p in enumerate(p_values) if p is not None)
+    corrected_values: list[float | None] = [None for _ in differences]
+    largest = 0.0
+    for rank, (p, i) in enumerate(ranked):
+        largest = max(largest, min(1.0, (len(ranked) - rank) * p))
+        corrected_values[i] = largest
+    return corrected_values
 
 
 def band(curves: Sequence[Sequence[float | None]]) -> Band:
@@ -234,11 +256,17 @@ def band(curves: Sequence[Sequence[float | None]]) -> Band:
         A band as long as the longest curve. Where a run ends, the mean continues over
         fewer seeds, and may jump.
     """
-    found = Band([], [], [])
-    for figures in zip_longest(*curves):
-        known = [x for x in figures if x is not None and math.isfinite(x)]
-        mean, deviation, _ = spread(known) if known else (math.nan, None, 0)
-        found.mean.append(mean)
-        found.low.append(mean - (deviation or 0))
-        found.high.append(mean + (deviation or 0))
-    return found
+    means = []
+    low = []
+    high = []
+    for values in zip_longest(*curves):
+        finite = [x for x in values if x is not None and math.isfinite(x)]
+        mean = math.nan
+        deviation = 0.0
+        if finite:
+            mean, seed_deviation, _ = spread(finite)
+            deviation = seed_deviation or 0.0
+        means.append(mean)
+        low.append(mean - deviation)
+        high.append(mean + deviation)
+    return Band(means, low, high)

@@ -30,7 +30,7 @@ from experiments.study.jobs import ANSWER, reach
 from experiments.study.making import Maker, Missing, StopRequested, StudyQueue, progress
 from experiments.study.results import Report
 from experiments.study.runs import RunSet, chosen, command_of, further, run_sets
-from experiments.study.statistics import ACCURACY, measure
+from experiments.study.statistics import ACCURACY, choose_measure
 from experiments.tasks.task import check_apply, check_model
 from experiments.training import run_folder
 from experiments.training.machine import cores, use_cpu_devices, use_devices
@@ -334,7 +334,7 @@ def _check_measure(config: StudyConfig, first: RunSet, maker: Maker) -> None:
         values = check_apply(plan.task, params, buffers, data.test)
     figures = (*plan.task.figures, *plan.task.mean_figures)
     names = {f"test_{name}" for name in (*values, *figures)}
-    by = measure(key, [dict.fromkeys(names, 1.0) | {"diverged": False}])
+    by = choose_measure(key, [dict.fromkeys(names, 1.0) | {"diverged": False}])
     if target is not None and by is ACCURACY and target > 1:
         raise ValueError(f"--target {target:g}: an accuracy is at most 1, such as 0.95")
 

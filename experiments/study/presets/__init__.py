@@ -20,9 +20,10 @@ def load(name: str) -> dict[str, Any]:
 def paper(name: str) -> dict[str, str]:
     """Returns a preset's name and texts: preset, title, source, found and differs."""
     content = load(name)
-    return {"preset": name} | {
-        key: content[key] for key in ("title", "source", "found", "differs")
-    }
+    texts = {"preset": name}
+    for key in ("title", "source", "found", "differs"):
+        texts[key] = content[key]
+    return texts
 
 
 def under(name: str, user_names: Collection[str]) -> dict[str, Any]:
