@@ -35,10 +35,10 @@ from experiments.study.analysis import (
 from experiments.study.config import StudyConfig
 from experiments.study.figures import styles
 from experiments.study.results import Curve, Report
-from experiments.study.runs import Lines, RunSet, trial, tuning_of
+from experiments.study.runs import Lines, RunSet, find_measure, trial, tuning_of
 from experiments.study.sentences import make_title
-from experiments.study.statistics import choose_measure
 from experiments.study.study import SAME
+from experiments.training.summary import Summary
 
 FOLDER = Path("docs/studies")
 JOINED = ("atlas-mnist1d", "atlas-spoken-digits", "atlas-gpt")
@@ -64,11 +64,14 @@ def read_run_sets(
             trials = []
             for values in _tried_values(run_set, variant_lines):
                 tried = trial(config, run_set, values)
-                summaries = _final_lines(tried, variant_lines, reported=False)
+                tried_lines = _final_lines(tried, variant_lines, reported=False)
+                summaries = _read_summaries(tried, tried_lines)
                 trials.append(tried._replace(summaries=summaries))
-            summaries = _final_lines(run_set, variant_lines, reported=True)
+            reported_lines = _final_lines(run_set, variant_lines, reported=True)
+            summaries = _read_summaries(run_set, reported_lines)
             yield run_set._replace(
                 trials=trials,
+                values=_reported_values(run_set, reported_lines),
                 config={"settings": {"steps": common.steps, "sync_until": 0}},
                 summaries=summaries,
                 lines={
@@ -91,22 +94,30 @@ def _tried_values(run_set: RunSet, lines: Lines) -> list[dict[str, str]]:
     return values
 
 
-def _final_lines(
-    run_set: RunSet, lines: Lines, reported: bool
-) -> dict[int, dict[str, Any]]:
-    """Returns the final lines of a run set, by seed."""
+def _final_lines(run_set: RunSet, lines: Lines, reported: bool) -> Lines:
+    """Returns the final lines of a run set."""
     fields = {flag: literal(value) for flag, value in run_set.values.items()}
     fields |= _sweep_value(run_set)
-    summaries = {}
+    own_lines = []
     for line in lines:
         if line["reported"] == reported and fields.items() <= line.items():
-            summaries[line["seed"]] = {
-                "sends": None,
-                **line,
-                "syncs": None,
-                "workers": run_set.common.workers,
-            }
-    return summaries
+            own_lines.append(line)
+    return own_lines
+
+
+def _read_summaries(run_set: RunSet, lines: Lines) -> dict[int, Summary]:
+    """Returns the summaries that final lines record, by seed."""
+    workers = run_set.common.workers
+    return {
+        line["seed"]: Summary.from_json({**line, "syncs": None, "workers": workers})
+        for line in lines
+    }
+
+
+def _reported_values(run_set: RunSet, lines: Lines) -> dict[str, str]:
+    """Returns the tuned values of the reported runs."""
+    flags = [tuned.flag for tuned in run_set.variant.tuned]
+    return {flag: str(line[flag]) for line in lines[:1] for flag in flags}
 
 
 def _curve_lines(run_set: RunSet, lines: Lines, seed: int) -> Lines:
@@ -134,17 +145,13 @@ def make_report(config: StudyConfig, final_lines: Lines, curve_lines: Lines) -> 
         for run_set in read_run_sets(config, final_lines, curve_lines)
         if run_set.summaries
     ]
-    summaries = []
-    for run_set in run_sets:
-        summaries += run_set.summaries.values()
-    measure = choose_measure(config.measure, summaries)
+    measure = find_measure(config.measure, run_sets)
     scores = []
     for run_set in run_sets:
         scores += tuning_of(run_set, measure)
     rows = []
     for run_set in run_sets:
-        reported = run_set._replace(values=_reported_values(run_set))
-        rows.append(make_row(reported, measure, scores))
+        rows.append(make_row(run_set, measure, scores))
     has_baseline = config.baseline is not None
     rows, sentences = compare_rows(
         rows,
@@ -171,12 +178,6 @@ def make_report(config: StudyConfig, final_lines: Lines, curve_lines: Lines) -> 
         sweep=config.swept.flag if config.swept else "",
         tuning=scores,
     )
-
-
-def _reported_values(run_set: RunSet) -> dict[str, str]:
-    """Returns the tuned values of the reported runs."""
-    flags = [tuned.flag for tuned in run_set.variant.tuned]
-    return {flag: str(run_set.any[flag]) for flag in flags}
 
 
 def _curve(config: StudyConfig, run_set: RunSet) -> Curve:

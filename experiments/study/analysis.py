@@ -27,7 +27,7 @@ from experiments.study.results import (
     Row,
     Standing,
 )
-from experiments.study.runs import RunSet, Tuning, tuning_of
+from experiments.study.runs import RunSet, Tuning, find_measure, tuning_of
 from experiments.study.sentences import say
 from experiments.study.statistics import (
     LOSS,
@@ -35,6 +35,7 @@ from experiments.study.statistics import (
     Difference,
     Measure,
 )
+from experiments.training.summary import Summary
 from syncalgos.network import Network, modelled_seconds
 
 # Effective rates whose ratio is larger are not comparable.
@@ -56,10 +57,7 @@ def report(config: StudyConfig, run_sets: Sequence[RunSet], command: str) -> Rep
     Raises:
         ValueError: the runs lack the requested measure.
     """
-    summaries = []
-    for run_set in run_sets:
-        summaries += run_set.summaries.values()
-    measure = statistics.choose_measure(config.measure, summaries)
+    measure = find_measure(config.measure, run_sets)
     tunings = []
     for run_set in run_sets:
         tunings += tuning_of(run_set, measure)
@@ -131,7 +129,7 @@ def report(config: StudyConfig, run_sets: Sequence[RunSet], command: str) -> Rep
 
 def make_row(run_set: RunSet, measure: Measure, tunings: Sequence[Tuning]) -> Row:
     """Returns a row of the table, before comparisons and modelled times."""
-    summary = run_set.any
+    summary = run_set.first_summary
     final = run_set.final(measure)
     losses = run_set.final(LOSS)
     label = run_set.variant.label
@@ -141,7 +139,7 @@ def make_row(run_set: RunSet, measure: Measure, tunings: Sequence[Tuning]) -> Ro
         if (tuning.label, tuning.point) == (label, run_set.point)
     ]
     # A diverged run ended early and sent less, which must not count as saving.
-    sync_counts = {fine["syncs"] for fine in run_set.fine.values()}
+    sync_counts = {finite.syncs for finite in run_set.finite.values()}
     return Row(
         label=label,
         algo=run_set.variant.algo,
@@ -150,8 +148,8 @@ def make_row(run_set: RunSet, measure: Measure, tunings: Sequence[Tuning]) -> Ro
         diverged=run_set.diverged,
         measure=statistics.spread([*final.values()]) if final else None,
         loss=statistics.spread([*losses.values()]) if losses else None,
-        lr=summary["lr"],
-        effective_lr=summary["effective_lr"],
+        lr=summary.lr,
+        effective_lr=summary.effective_lr,
         steps=run_set.config["settings"]["steps"],
         tuned={
             flag.replace("_", "-"): float(value)
@@ -172,7 +170,7 @@ def make_curve(
     """Returns the curve of runs that did not diverge; an empty one without any."""
     # Diverged runs would pull the mean away from what the others reach.
     lines_by_run = []
-    for seed in run_set.fine:
+    for seed in run_set.finite:
         lines_by_run.append([_with_spread(line) for line in run_set.lines[seed]])
     # A run may have ended early: the longest has all evaluations.
     longest = max(lines_by_run, key=len, default=[])
@@ -215,9 +213,9 @@ def _clocks(
     run_set: RunSet, step_seconds: float, networks: Sequence[Network], fused: bool
 ) -> dict[str, np.ndarray]:
     """Returns the modelled time after each step, by network; none without counts."""
-    if run_set.sends is None:
+    summary = run_set.first_summary
+    if run_set.sends is None or summary.sends is None:
         return {}
-    summary = run_set.any
     clocks = {}
     for network in networks:
         clocks_of_seeds = []
@@ -226,9 +224,9 @@ def _clocks(
                 modelled_seconds(
                     sends,
                     network,
-                    summary["workers"],
+                    summary.workers,
                     step_seconds,
-                    summary["sends"]["delay"],
+                    summary.sends["delay"],
                     fused,
                     run_set.config["settings"]["sync_until"],
                 )
@@ -275,11 +273,9 @@ def _step_times(
     all_times = []
     for run_set in run_sets:
         for summary in run_set.summaries.values():
-            if summary["steps"] and summary["seconds"]:
-                devices_time = (
-                    summary["seconds"] / summary["steps"] * summary["devices"]
-                )
-                step_seconds = devices_time / _size(summary) / summary["workers"]
+            if summary.steps and summary.seconds:
+                devices_time = summary.seconds / summary.steps * summary.devices
+                step_seconds = devices_time / _size(summary) / summary.workers
                 times_by_work.setdefault(_work(run_set), []).append(step_seconds)
                 all_times.append(step_seconds)
     if not all_times:
@@ -287,8 +283,8 @@ def _step_times(
     seconds = [
         median(times_by_work.get(_work(run_set), all_times)) for run_set in run_sets
     ]
-    platform = run_sets[0].any["platform"]
-    if all(_size(run_set.any) == 1 for run_set in run_sets):
+    platform = run_sets[0].first_summary.platform
+    if all(_size(run_set.first_summary) == 1 for run_set in run_sets):
         return seconds, (
             "the median of runs here with equal models, optimizers and batches, for a "
             f"worker that has one of these {platform} devices to itself"
@@ -306,9 +302,9 @@ def _work(run_set: RunSet) -> str:
     return str([run_set.config["task_arguments"], worker_batch, values["optimizer"]])
 
 
-def _size(summary: Mapping[str, Any]) -> int:
-    """Returns the number of devices of a worker; earlier summaries do not say it."""
-    return math.prod(summary.get("mesh", {}).values())
+def _size(summary: Summary) -> int:
+    """Returns the number of devices of a worker."""
+    return math.prod(summary.mesh.values())
 
 
 # Comparisons.

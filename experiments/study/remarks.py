@@ -171,9 +171,9 @@ def _remark_examples(
     """Yields warnings about test and validation data of few examples."""
     # Runs of earlier versions do not say the sizes of their data sets.
     test_sizes = [
-        run_set.any["examples"]["test"]
+        run_set.first_summary.examples["test"]
         for run_set in run_sets
-        if "examples" in run_set.any
+        if run_set.first_summary.examples
     ]
     if report.measure != statistics.ACCURACY or len(test_sizes) < len(run_sets):
         return
@@ -204,7 +204,7 @@ def _validation_sizes(run_sets: Sequence[RunSet]) -> dict[tuple[str, str], int]:
         for trial in run_set.trials:
             if trial.summaries:
                 key = run_set.variant.label, run_set.point
-                sizes[key] = trial.any["examples"]["test"]
+                sizes[key] = trial.first_summary.examples["test"]
     return sizes
 
 
@@ -228,10 +228,13 @@ def _find_near_scores(
 def _remark_late_steps(run_sets: Sequence[RunSet]) -> Iterator[str]:
     """Yields warnings about steps after the last sync."""
     # The center dates from the last sync: later local steps are not in it.
-    converged = [run_set for run_set in run_sets if not run_set.any["diverged"]]
+    converged = [run_set for run_set in run_sets if not run_set.first_summary.diverged]
     groups = group_by(
         converged,
-        lambda run_set: (run_set.any["steps"], run_set.any["center_step"]),
+        lambda run_set: (
+            run_set.first_summary.steps,
+            run_set.first_summary.center_step,
+        ),
     )
     for (steps, center_step), group in groups.items():
         late_steps = steps - center_step
@@ -246,10 +249,10 @@ def _remark_bytes(run_sets: Sequence[RunSet]) -> Iterator[str]:
     by_data = [run_set for run_set in run_sets if len(run_set.sends or ()) > 1]
     if by_data:
         yield say("remark.by_data", names=_names(by_data))
-    unknown = [run_set for run_set in run_sets if run_set.any["sends"] is None]
+    unknown = [run_set for run_set in run_sets if run_set.first_summary.sends is None]
     if unknown:
         yield say("remark.unknown", names=_names(unknown))
-    groups = group_by(run_sets, lambda run_set: run_set.any["not_counted"])
+    groups = group_by(run_sets, lambda run_set: run_set.first_summary.not_counted)
     for messages, group in groups.items():
         if messages is None:
             continue

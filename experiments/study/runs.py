@@ -19,13 +19,7 @@ from experiments.command.flags import PROGRAM, words_of
 from experiments.data.downloads import sha256
 from experiments.files import Damaged
 from experiments.study.config import FIRST_TUNING_SEED, TUNE_SHARE, StudyConfig
-from experiments.study.statistics import (
-    LOSS,
-    MIN_SEEDS,
-    Measure,
-    choose_measure,
-    is_fine,
-)
+from experiments.study.statistics import LOSS, MIN_SEEDS, Measure, choose_measure
 from experiments.study.variants import Variant, at, combinations, format_values, name_at
 from experiments.tasks.task import Data
 from experiments.training import run_folder
@@ -35,6 +29,7 @@ from experiments.training.objects import NO_OBJECTS, Objects
 from experiments.training.plan import Plan, Programs, declaring, make_task
 from experiments.training.prepare import checked
 from experiments.training.sends import from_json
+from experiments.training.summary import Summary
 from syncalgos.network import HOPS, Sends
 
 RESAMPLES = 2000  # of the tuning seeds
@@ -55,7 +50,7 @@ class RunSet(NamedTuple):
         values: the values by flag that the runs try, or that were chosen for them.
         trials: run sets that try values for this one.
         config: content of the first run's config.json, once read.
-        summaries: contents of summary.json by seed, once read.
+        summaries: the summaries by seed, once read.
         lines: lines of metrics.jsonl by seed, once read.
     """
 
@@ -68,7 +63,7 @@ class RunSet(NamedTuple):
     values: Mapping[str, str] = {}
     trials: Sequence["RunSet"] = ()
     config: Mapping[str, Any] = {}
-    summaries: Mapping[int, dict[str, Any]] = {}
+    summaries: Mapping[int, Summary] = {}
     lines: Mapping[int, Lines] = {}
 
     @property
@@ -115,34 +110,50 @@ class RunSet(NamedTuple):
 
     def read(self) -> "RunSet":
         """Returns the run set with the content of the files that exist."""
-        read = {seed: _content(self.run(seed))[0] for seed in self.seeds}
-        found = {seed: x for seed, x in read.items() if x is not None}
+        config: Mapping[str, Any] = {}
+        summaries: dict[int, Summary] = {}
+        lines: dict[int, Lines] = {}
+        for seed in self.seeds:
+            run_files = _content(self.run(seed))[0]
+            if run_files is None:
+                continue
+            config = config or run_files.config
+            summaries[seed] = Summary.from_json(run_files.summary)
+            lines[seed] = run_files.lines
         return self._replace(
             trials=[trial.read() for trial in self.trials],
-            config=next((x.config for x in found.values()), {}),
-            summaries={seed: x.summary for seed, x in found.items()},
-            lines={seed: x.lines for seed, x in found.items()},
+            config=config,
+            summaries=summaries,
+            lines=lines,
         )
 
     @property
-    def fine(self) -> dict[int, dict[str, Any]]:
-        """The summaries of runs that did not diverge."""
-        return {s: x for s, x in self.summaries.items() if is_fine(x)}
+    def finite(self) -> dict[int, Summary]:
+        """The summaries of runs that did not diverge, by seed."""
+        return {
+            seed: summary
+            for seed, summary in self.summaries.items()
+            if summary.is_finite
+        }
 
     @property
     def diverged(self) -> int:
         """The number of runs that diverged."""
-        return len(self.summaries) - len(self.fine)
+        return len(self.summaries) - len(self.finite)
 
     @property
-    def any(self) -> dict[str, Any]:
+    def first_summary(self) -> Summary:
         """One summary, for the values that all runs share."""
-        return next(iter((self.fine or self.summaries).values()))
+        return next(iter((self.finite or self.summaries).values()))
 
     def final(self, by: Measure) -> dict[int, float]:
         """Returns the measure at the end by seed, of runs that have it."""
-        pairs = self.fine.items()
-        return {seed: s[by.key] for seed, s in pairs if s[by.key] is not None}
+        values: dict[int, float] = {}
+        for seed, summary in self.finite.items():
+            value = summary.measures[by.key]
+            if value is not None:
+                values[seed] = value
+        return values
 
     def lost(self, by: Measure) -> int:
         """Returns the number of runs that diverged, or whose measure is undefined."""
@@ -168,21 +179,26 @@ class RunSet(NamedTuple):
     @property
     def sends(self) -> list[Sends] | None:
         """The sends of a whole run: one if all seeds agree, otherwise one per seed."""
-        found = [s["sends"] for s in (self.fine or self.summaries).values()]
-        if any(x is None for x in found):
-            return None
+        records: list[Mapping[str, Any]] = []
+        for summary in (self.finite or self.summaries).values():
+            if summary.sends is None:
+                return None
+            records.append(summary.sends)
         # If the data decide when to sync, each seed sends at other steps.
-        alike = all(x == found[0] for x in found)
-        return [from_json(x) for x in (found[:1] if alike else found)]
+        if all(record == records[0] for record in records):
+            records = records[:1]
+        return [from_json(record) for record in records]
 
     @property
     def bytes_per_worker(self) -> float | None:
         """The mean bytes over runs that did not diverge; None if one is not counted."""
-        found = [s["bytes_per_worker"] for s in self.fine.values()]
-        if not found or any(x is None for x in found):
-            return None
+        counts: list[float] = []
+        for summary in self.finite.values():
+            if summary.bytes_per_worker is None:
+                return None
+            counts.append(summary.bytes_per_worker)
         # Exact if all are identical; the faster fmean may round.
-        return statistics.mean(found)
+        return statistics.mean(counts) if counts else None
 
 
 def command_of(config: RunConfig) -> list[str]:
@@ -422,8 +438,17 @@ def chosen(made: RunSet, measure_key: str | None) -> RunSet | None:
 def _best(trials: Sequence[RunSet], measure_key: str | None) -> RunSet | None:
     """Returns the best of the trials that were made; None if there is none."""
     there = [x for trial in trials if (x := trial.read()).summaries]
-    by = choose_measure(measure_key, [s for x in there for s in x.summaries.values()])
+    by = find_measure(measure_key, there)
     return max(there, key=partial(_rank, by=by), default=None)
+
+
+def find_measure(key: str | None, runs: Sequence[RunSet]) -> Measure:
+    """Returns the measure to compare runs by; see `statistics.choose_measure`."""
+    run_measures: list[Mapping[str, float | None]] = []
+    for run_set in runs:
+        for summary in run_set.finite.values():
+            run_measures.append(summary.measures)
+    return choose_measure(key, run_measures)
 
 
 def _rank(trial: RunSet, by: Measure) -> tuple[float, ...]:

@@ -9,6 +9,7 @@ from experiments.study.config import StudyConfig
 from experiments.study.formats import MAX_LABELS, join_words
 from experiments.study.runs import RunSet
 from experiments.study.sentences import PHRASES, say
+from experiments.training.summary import Summary
 from syncalgos.network import all_reduce_algorithms
 
 
@@ -48,7 +49,7 @@ def _describe_all_reduces(config: StudyConfig, run_sets: Sequence[RunSet]) -> st
     for network in config.networks:
         algorithms: set[str] = set()
         for run_set in run_sets:
-            workers = run_set.any["workers"]
+            workers = run_set.first_summary.workers
             for sends in run_set.sends or ():
                 algorithms.update(
                     all_reduce_algorithms(sends.kinds, network, workers, config.fused)
@@ -97,7 +98,7 @@ def _describe_arguments(run_sets: Sequence[RunSet]) -> str:
 
 def _describe_examples(run_set: RunSet) -> str | None:
     """Returns the sizes of the data sets; None for runs of earlier versions."""
-    sizes = run_set.any.get("examples")
+    sizes = run_set.first_summary.examples
     if not sizes:
         return None
     for trial in run_set.trials:
@@ -106,7 +107,7 @@ def _describe_examples(run_set: RunSet) -> str | None:
                 "examples.with_validation",
                 train=sizes["train"],
                 test=sizes["test"],
-                validation=trial.any["examples"]["test"],
+                validation=trial.first_summary.examples["test"],
             )
     return say("examples.sizes", train=sizes["train"], test=sizes["test"])
 
@@ -144,16 +145,16 @@ def list_environment(run_sets: Sequence[RunSet]) -> dict[str, str]:
     for run_set in run_sets:
         for part in (run_set, *run_set.trials):
             for summary in part.summaries.values():
-                versions = summary.get("versions", part.config["versions"])
+                versions = summary.versions or part.config["versions"]
                 machine = {"machine": _describe_machine(summary)}
                 for name, value in {**versions, **machine}.items():
                     values_by_name.setdefault(name, {})[value] = None
     return {name: join_words([*values]) for name, values in values_by_name.items()}
 
 
-def _describe_machine(summary: Mapping[str, Any]) -> str:
-    devices = f"{summary['devices']} × {summary['platform']}"
+def _describe_machine(summary: Summary) -> str:
+    devices = f"{summary.devices} × {summary.platform}"
     # Runs of earlier versions do not say their processor.
-    if "processor" in summary:
-        return f"{devices} ({summary['processor']})"
+    if summary.processor is not None:
+        return f"{devices} ({summary.processor})"
     return devices

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from statistics import mean as average
 from statistics import stdev
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -108,36 +108,31 @@ class Band(NamedTuple):
     high: list[float]
 
 
-def is_fine(summary: Mapping[str, Any]) -> bool:
-    """Whether a run counts: its losses were finite, its last test loss among them."""
-    return not summary["diverged"] and summary[LOSS.key] is not None
-
-
-def choose_measure(key: str | None, summaries: Sequence[Mapping[str, Any]]) -> Measure:
+def choose_measure(
+    key: str | None, run_measures: Sequence[Mapping[str, float | None]]
+) -> Measure:
     """Returns the measure to compare by.
 
     Args:
         key: name in summary.json, such as "test_perplexity"; None selects the accuracy
             if the runs have one, otherwise the loss.
-        summaries: summaries of the study's runs.
+        run_measures: the measures of the study's runs that count, by name; none if all
+            of them diverged.
 
     Raises:
         ValueError: the runs lack this measure.
     """
-    keys: set[str] = set()
-    for summary in summaries:
-        if not is_fine(summary):
-            continue
-        for name, value in summary.items():
-            # A task without an accuracy has None for it. Others may be undefined.
-            if value is not None or name != ACCURACY.key:
-                keys.add(name)
+    names: set[str] = set()
+    for measures in run_measures:
+        names |= measures.keys()
+    # A task without an accuracy has None for it. Other figures may be undefined.
+    if all(measures.get(ACCURACY.key) is None for measures in run_measures):
+        names.discard(ACCURACY.key)
     if key is None:
-        return ACCURACY if ACCURACY.key in keys else LOSS
+        return ACCURACY if ACCURACY.key in names else LOSS
     # If all runs diverged, nothing is compared and no name can be checked.
-    if keys:
-        names = sorted(name for name in keys if name.startswith("test_"))
-        checks.one_of("--measure", key, names)
+    if run_measures:
+        checks.one_of("--measure", key, sorted(names))
     return named_measure(key)
 
 

@@ -34,6 +34,7 @@ from experiments.study.statistics import ACCURACY, choose_measure
 from experiments.tasks.task import check_apply, check_model
 from experiments.training import run_folder
 from experiments.training.machine import cores, use_cpu_devices, use_devices
+from experiments.training.progress import MEASURE
 
 NAME = "study.json"
 # Fields that a line of finals.jsonl has only if they differ from the line before: the
@@ -280,31 +281,42 @@ def without_repeats(lines: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]
 
 def study_lines(runs: Iterable[RunSet]) -> Iterator[dict[str, Any]]:
     """Yields every line of every run's metrics, with its variant and seed."""
-    for r in runs:
-        for seed, lines in r.lines.items():
-            yield from ({**_name(r), "seed": seed, **line} for line in lines)
+    for run_set in runs:
+        for seed, lines in run_set.lines.items():
+            for line in lines:
+                yield {**_name(run_set), "seed": seed, **line}
 
 
 def final_lines(runs: Iterable[RunSet]) -> Iterator[dict[str, Any]]:
     """Yields the final measures of every run, trials included, for a record."""
-    for made in runs:
-        for r in (*made.trials, made):
-            own = _name(r, r.values)
-            for seed, s in r.summaries.items():
-                names = (*FINAL, *MACHINE, "sends")
-                kept = {k: s[k] for k in s if k in names or k.startswith("test_")}
-                kept["command"] = r.command
-                if r is made:  # a bit for each test example
-                    kept |= {"correct": s.get("correct")}
-                yield {**own, "seed": seed, "reported": r is made, **kept}
+    for reported_runs in runs:
+        for run_set in (*reported_runs.trials, reported_runs):
+            is_reported = run_set is reported_runs
+            names = _name(run_set, run_set.values)
+            keys = (*FINAL, *MACHINE, "sends")
+            for seed, summary in run_set.summaries.items():
+                line = {**names, "seed": seed, "reported": is_reported}
+                for key, value in summary.to_json().items():
+                    if key in keys or key.startswith(MEASURE):
+                        line[key] = value
+                line["command"] = run_set.command
+                if is_reported:  # a bit for each test example
+                    line["correct"] = summary.correct
+                yield line
 
 
-def _name(r: RunSet, values: Mapping[str, str] = {}) -> dict[str, Any]:
+def _name(run_set: RunSet, values: Mapping[str, str] = {}) -> dict[str, Any]:
     """Returns the fields that identify a variant at one point, and further values."""
-    flag, _, value = r.point.partition("=")
-    known = {**({flag: value} if flag else {}), **values}
-    own = {name: literal(value) for name, value in known.items()}
-    return {"label": r.variant.label, "algo": r.variant.algo, **own}
+    fields: dict[str, Any] = {
+        "label": run_set.variant.label,
+        "algo": run_set.variant.algo,
+    }
+    flag, _, value = run_set.point.partition("=")
+    if flag:
+        fields[flag] = literal(value)
+    for name, text in values.items():
+        fields[name] = literal(text)
+    return fields
 
 
 def _identity(config: StudyConfig, checksums: list[str]) -> dict[str, Any]:
@@ -333,8 +345,8 @@ def _check_measure(config: StudyConfig, first: RunSet, maker: Maker) -> None:
         params, buffers = check_model(plan.task, first.seeds[0])
         values = check_apply(plan.task, params, buffers, data.test)
     figures = (*plan.task.figures, *plan.task.mean_figures)
-    names = {f"test_{name}" for name in (*values, *figures)}
-    by = choose_measure(key, [dict.fromkeys(names, 1.0) | {"diverged": False}])
+    names = [f"test_{name}" for name in (*values, *figures)]
+    by = choose_measure(key, [dict.fromkeys(names, 1.0)])
     if target is not None and by is ACCURACY and target > 1:
         raise ValueError(f"--target {target:g}: an accuracy is at most 1, such as 0.95")
 

@@ -135,6 +135,11 @@ class Summary:
     correct: str | None = None
     total_seconds: float | None = None
 
+    @property
+    def is_finite(self) -> bool:
+        """Whether the losses were finite, the last test loss among them."""
+        return not self.diverged and self.measures["test_loss"] is not None
+
     def to_json(self) -> dict[str, Any]:
         """Returns the content of summary.json."""
         content: dict[str, Any] = {}

@@ -148,6 +148,11 @@ def made(study, finals, values: Any = None, own=None, **given):
     return found
 
 
+def change_summary(run_set, seed, **values):
+    """Changes what a run set has read of the run of a seed."""
+    run_set.summaries[seed] = replace(run_set.summaries[seed], **values)
+
+
 def known(figure):
     """A figure that is there."""
     assert figure is not None
@@ -190,7 +195,7 @@ def test_what_seeds_send_unlike_is_shown_as_their_mean(make_study):
     runs = made(study, {("sync_sgd", ""): (0.8, 0.9), ("bmuf", ""): (0.7, 0.9)})
     alike = analysis.report(study, runs, "command")
     bmuf = runs[1]
-    bmuf.summaries[1].update(sends=SENDS["sync_sgd"], bytes_per_worker=3000)
+    change_summary(bmuf, 1, sends=SENDS["sync_sgd"], bytes_per_worker=3000)
     for each in bmuf.lines[1]:
         each["bytes_per_worker"] = BYTES["sync_sgd"] * each["step"]
     found = analysis.report(study, runs, "command")
@@ -328,9 +333,10 @@ def test_the_measured_step_is_the_median_of_one_worker_with_a_device_to_itself(
     study = replace(make_study(seeds=3), step_time=None)
     runs = made(study, {("sync_sgd", ""): [0.8] * 3, ("bmuf", ""): [0.7] * 3})
     assert analysis.report(study, runs, "").step_seconds[0] == pytest.approx([0.2] * 2)
-    for summary in (s for r in runs for s in r.summaries.values()):
-        summary["devices"] = 1
-    runs[0].summaries[0]["seconds"] = 1e6  # one that was disturbed
+    for run_set in runs:
+        for seed in run_set.summaries:
+            change_summary(run_set, seed, devices=1)
+    change_summary(runs[0], 0, seconds=1e6)  # one that was disturbed
     assert analysis.report(study, runs, "").step_seconds[0] == pytest.approx([0.1] * 2)
 
 
@@ -448,7 +454,7 @@ def test_a_last_step_that_blows_up_counts_as_diverged(make_study):
     """The losses were finite, what is measured afterwards is not: null in the files."""
     study = make_study(seeds=2)
     runs = made(study, {("sync_sgd", ""): [0.8] * 2, ("bmuf", ""): [0.7] * 2})
-    runs[1].summaries[1]["test_loss"] = None
+    change_summary(runs[1], 1, measures={"test_loss": None, "test_accuracy": 0.7})
     row = analysis.report(study, runs, "").rows[1]
     assert (row.diverged, known(row.loss)) == (1, (pytest.approx(0.3), None, 1))
 
@@ -643,8 +649,8 @@ def test_few_examples_are_said_to_weigh_much(make_study, times):
     ends = {("sync_sgd", ""): [0.9] * 5, ("bmuf", ""): [0.91, 0.92, 0.93, 0.94, 0.95]}
     found = made(study, ends, [{"lr": "0.2"}] * 2)
     for r, x in zip(found, times, strict=True):
-        for summary in r.summaries.values():
-            summary["examples"] = {"train": 1, "test": 100 * x}
+        for seed in r.summaries:
+            change_summary(r, seed, examples={"train": 1, "test": 100 * x})
     report = analysis.report(study, found, "")
     expected = ["examples", "validation"] if 1 in times else []
     assert [x for x in told(report) if x in ("examples", "validation")] == expected
@@ -760,8 +766,8 @@ def rated(study, rates):
     }
     runs = made(study, finals)
     for r, (lr, effective) in zip(runs, rates, strict=True):
-        for s in r.summaries.values():
-            s.update(lr=lr, effective_lr=effective)
+        for seed in r.summaries:
+            change_summary(r, seed, lr=lr, effective_lr=effective)
     return analysis.report(study, runs, "")
 
 

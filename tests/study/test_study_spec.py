@@ -347,7 +347,7 @@ def test_a_run_set_knows_which_of_its_runs_are_done(tmp_path):
         write(runs.run(seed), "bmuf", (0.1, 0.2, 0.3), seed=seed)
     (runs.folder / ".seed-1").mkdir()  # one that was stopped
     assert runs.missing() == [1]
-    assert {k: x["seed"] for k, x in runs.read().summaries.items()} == {0: 0, 2: 2}
+    assert {k: x.seed for k, x in runs.read().summaries.items()} == {0: 0, 2: 2}
     assert [line["step"] for line in runs.read().lines[2]] == [10, 20, 30]
     words = ["--algo", "bmuf", "--task", "digits", "--data-dir", "my data"]
     assert shlex.split(runs.command) == ["python", "-m", "experiments.run", *words]
