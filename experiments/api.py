@@ -19,8 +19,8 @@ import jax
 
 from experiments.command import errors, terminal
 from experiments.command.errors import BadRequest, Unwritten
-from experiments.command.factories import OWN
-from experiments.command.flags import own_of
+from experiments.command.factories import YOUR_OWN
+from experiments.command.flags import describe_factories
 from experiments.command.overlapping import Overlapping
 from experiments.one_run import opened
 from experiments.study import analysis, page, study
@@ -108,12 +108,12 @@ def train(
     with errors.refusing():
         if task is not None:
             check_task(task)
-            config = replace(config, task=OWN, task_arguments={})
+            config = replace(config, task=YOUR_OWN, task_arguments={})
         if strategy is not None:
             check_strategy("train", strategy)
-            config = replace(config, algo=OWN, arguments={})
+            config = replace(config, algo=YOUR_OWN, arguments={})
     # Defaults are filled in as the command does, so that both can resume a run.
-    algo, own_task = own_of(config.algo, config.task, config.preset)
+    algo, own_task = describe_factories(config.algo, config.task, config.preset)
     own = algo.defaults | {**config.arguments}
     of_task = own_task.defaults | {**config.task_arguments}
     config = replace(config, arguments=own, task_arguments=of_task)

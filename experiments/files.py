@@ -19,7 +19,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from experiments.command.errors import BadRequest, named
+from experiments.command.errors import BadRequest, summarize_error
 
 SEAL = "sha256"
 CHANGED = "it, or a file beside it, was changed since it was written"
@@ -44,7 +44,7 @@ def using(path: Path) -> Iterator[None]:
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:
-        raise Damaged(path, f"it cannot be used: {named(e)}") from e
+        raise Damaged(path, f"it cannot be used: {summarize_error(e)}") from e
 
 
 def read(path: Path, *keys: str, beside: Iterable[Path] = ()) -> dict[str, Any]:

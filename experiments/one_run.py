@@ -93,20 +93,22 @@ def _code(outcome: Outcome) -> int:
     """Returns the exit code of a run whose outputs are all there."""
     if outcome.diverged:
         return stopping.DIVERGED
-    return stopping.stopped_by(outcome.stopped) if outcome.stopped else stopping.DONE
+    return (
+        stopping.stop_code(outcome.stopped) if outcome.stopped else stopping.COMPLETED
+    )
 
 
 def _show_finished(summary: Summary, run: Run, out: Path) -> int:
     """Shows the summary of a run that had finished before; returns the exit code."""
     if not run.group.is_first:
-        return stopping.DONE
+        return stopping.COMPLETED
     show_summary(summary, out)
     path = run.config.export
     earlier_path = Path(summary.export or "").absolute()
     if path and not (path.absolute() == earlier_path and path.exists()):
         terminal.say(f"no model was written to {path}: no checkpoint holds it")
         return stopping.FAILED
-    return stopping.DIVERGED if summary.diverged else stopping.DONE
+    return stopping.DIVERGED if summary.diverged else stopping.COMPLETED
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from experiments.aim.targets import Target
 from experiments.command import flags
 from experiments.command.errors import BadRequest, refusing
 from experiments.command.factories import ALGORITHM
-from experiments.command.settings import Group, checked, count, flag, settings_of
+from experiments.command.settings import Group, checked, count, flag, read_settings
 from experiments.command.words import Words, cleaned, flag_groups
 from experiments.files import needed, read_bytes, try_to_write
 from experiments.study.command_line import (
@@ -197,7 +197,7 @@ class AimConfig:
         return tuple(jobs)
 
 
-SETTINGS = settings_of(AimConfig)
+SETTINGS = read_settings(AimConfig)
 
 
 def is_baseline(variant: Variant) -> bool:
@@ -213,7 +213,7 @@ def read_config(argv: Sequence[str]) -> AimConfig:
     """
     own_flags, run_words = make_parser().parse_known_args(cleaned(argv))
     shared = tuple(flag_groups(run_words))
-    config = flags.made(AimConfig, vars(own_flags), {"shared": shared})
+    config = flags.make_config(AimConfig, vars(own_flags), {"shared": shared})
     with refusing():
         _ = config.jobs
     if config.page is not None and config.page.suffix != ".md":

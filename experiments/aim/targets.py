@@ -9,7 +9,7 @@ import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.command.errors import BadRequest, text_of
+from experiments.command.errors import BadRequest, error_text
 from syncalgos import checks, network
 from syncalgos.network import Network
 
@@ -240,7 +240,7 @@ def devices(target: Target) -> tuple[Device, ...]:
     try:
         unordered = topologies.get_topology_desc(**_topology(target)).devices
     except (jax.errors.JaxRuntimeError, RuntimeError) as error:
-        reason = text_of(error).partition("\n")[0]
+        reason = error_text(error).partition("\n")[0]
         raise BadRequest(
             f"target {target.text!r}: the compiler says: {reason}"
         ) from error

@@ -83,12 +83,12 @@ def refusal(error: OSError, line: str) -> BadRequest:
 
 
 @contextmanager
-def refusing(what: str = "") -> Iterator[None]:
-    """Makes a ValueError raised inside a BadRequest, which begins with `what`."""
+def refusing(subject: str = "") -> Iterator[None]:
+    """Makes a ValueError raised inside a BadRequest, which begins with its subject."""
     try:
         yield
     except ValueError as error:
-        raise BadRequest(f"{what}: {error}" if what else str(error)) from error
+        raise BadRequest(f"{subject}: {error}" if subject else str(error)) from error
 
 
 def check_working_folder() -> None:
@@ -109,20 +109,20 @@ def explain(where: str, error: BaseException) -> BadRequest:
     place_text = place(error)
     # Those of jax, about frames that it left out, begin with a line of dashes.
     notes = [x for x in getattr(error, "__notes__", []) if not x.startswith("-")]
-    reason = "; ".join([named(error), *notes]) + place_text
+    reason = "; ".join([summarize_error(error), *notes]) + place_text
     if isinstance(error, ValueError) and not place_text:
-        reason = text_of(error).partition("\n")[0]
+        reason = error_text(error).partition("\n")[0]
     elif isinstance(error, OSError) and error.filename:
-        reason = described(error) + place_text
+        reason = describe_os_error(error) + place_text
     return BadRequest(f"{where}: {reason}")
 
 
-def named(error: BaseException) -> str:
+def summarize_error(error: BaseException) -> str:
     """Returns an error's kind, and the first line of its text."""
-    return f"{type(error).__name__}: {text_of(error)}".partition("\n")[0]
+    return f"{type(error).__name__}: {error_text(error)}".partition("\n")[0]
 
 
-def text_of(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Returns the text of an error, or as much of it as anyone reads."""
     try:
         text = str(error)
@@ -131,7 +131,7 @@ def text_of(error: BaseException) -> str:
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
 
 
-def described(error: OSError) -> str:
+def describe_os_error(error: OSError) -> str:
     """Returns the file of an error, if it names one, and its reason."""
     reason = error.strerror or in_one_line(error)
     return f"{error.filename}: {reason}" if error.filename else reason
@@ -139,7 +139,7 @@ def described(error: OSError) -> str:
 
 def in_one_line(error: BaseException) -> str:
     """Returns the text of an error as one line."""
-    return " ".join(text_of(error).split())
+    return " ".join(error_text(error).split())
 
 
 @contextmanager
@@ -203,10 +203,10 @@ def guarded(
             # Without a file's name it is no matter of what the user asked for.
             if error.filename is None:
                 raise
-            stopping.say(f"error: {described(error)}")
+            stopping.say(f"error: {describe_os_error(error)}")
             code = refusal(error, "").code
         except KeyboardInterrupt:
             code = stopping.INTERRUPTED
         except Terminated:
             code = stopping.TERMINATED
-        return stopping.decide(stopping.stopped_by(stop()) if code is None else code)
+        return stopping.decide(stopping.stop_code(stop()) if code is None else code)

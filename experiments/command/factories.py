@@ -19,13 +19,13 @@ from experiments.command.errors import STOPS, BadRequest, explained, in_one_line
 from experiments.command.words import (
     literal,
     number,
-    one_of,
     or_none,
+    read_choice,
     read_whole_number,
 )
 from syncalgos import ALIASES, checks
 
-OWN = "your own"  # the name of an object that Python code passed
+YOUR_OWN = "your own"  # the name of an object that Python code passed
 PUBLISHED = Path(__file__).parent / "published.toml"
 EMPTY = inspect.Parameter.empty
 # Flags of algorithms whose parameters have the names of the inner optimizer's flags.
@@ -151,7 +151,7 @@ class Factory(NamedTuple):
             "another flag: rename the parameter"
         )
 
-    def add_to(self, parser: argparse.ArgumentParser) -> None:
+    def add_flags(self, parser: argparse.ArgumentParser) -> None:
         """Adds the factory's flags to a parser, with help from its docstring.
 
         Raises:
@@ -187,10 +187,10 @@ def describe(kind: Kind, name: str) -> Factory:
     Raises:
         BadRequest: there is no such factory.
     """
-    if ":" in name or name == OWN:
-        return of_function(kind, name, named(kind, name))
+    if ":" in name or name == YOUR_OWN:
+        return of_function(kind, name, find_function(kind, name))
     # A test compares the result with the functions' own signatures.
-    path = kind.files[_known(kind, name)]
+    path = kind.files[_check_registered(kind, name)]
     functions = ast.parse(path.read_bytes()).body
     [head] = [x for x in functions if isinstance(x, ast.FunctionDef) and x.name == name]
     return _checked(Factory(kind, name, _read_parameters(head), _read_doc(head)))
@@ -305,17 +305,19 @@ def _checked(factory: Factory) -> Factory:
     return factory
 
 
-def named(kind: Kind, name: str) -> Callable[..., Any]:
+def find_function(kind: Kind, name: str) -> Callable[..., Any]:
     """Returns the factory of a registered name or of package.module:factory.
 
     Raises:
         BadRequest: there is no such factory.
     """
-    if name == OWN:
+    if name == YOUR_OWN:
         return lambda: None  # the object is there already, and takes no flags
     if ":" in name:
         return _import(kind, name)
-    return _import(kind, f"{kind.package}.{kind.files[_known(kind, name)].stem}:{name}")
+    return _import(
+        kind, f"{kind.package}.{kind.files[_check_registered(kind, name)].stem}:{name}"
+    )
 
 
 def call(
@@ -342,7 +344,7 @@ def call(
     """
     with explained(kind.flag, name):
         if factory is None:
-            factory = named(kind, name)
+            factory = find_function(kind, name)
         spelled = spellings(inspect.signature(factory).parameters)
         names = {flag: name for name, flag in spelled.items()}
         arguments_by_parameter = {
@@ -355,7 +357,7 @@ def call(
     return built
 
 
-def _known(kind: Kind, name: str) -> str:
+def _check_registered(kind: Kind, name: str) -> str:
     """Returns the name if it is registered, or raises a BadRequest."""
     if "," in name and kind is ALGORITHM:
         raise BadRequest(
@@ -372,7 +374,8 @@ def _known(kind: Kind, name: str) -> str:
             f"--{kind.flag} takes one {kind.noun}, got {name!r}: leave out the "
             "quotation marks around the name and its flags"
         )
-    if name not in kind.files and os.path.isfile(path := Path(f"{name}.py")):
+    path = Path(f"{name}.py")
+    if name not in kind.files and os.path.isfile(path):
         raise BadRequest(
             f"unknown {kind.noun} {name!r}, but {path} is here: use --{kind.flag} "
             f"{name}:FACTORY (its functions: {', '.join(_functions(path)) or 'none'})"
@@ -444,7 +447,7 @@ def flag_kind(parameter: inspect.Parameter) -> dict[str, Any]:
     if literals:
         values = {str(x): x for x in typing.get_args(literals[0])}
         values |= {"none": None} if may_be_none else {}
-        return {"type": one_of(values), "metavar": f"{{{','.join(values)}}}"}
+        return {"type": read_choice(values), "metavar": f"{{{','.join(values)}}}"}
     kinds = {float: (number, "X"), int: (read_whole_number, "N"), str: (str, "TEXT")}
     chosen = [kinds[kind] for kind in kinds if kind in options]
     convert, metavar = chosen[0] if chosen else (literal, "VALUE")

@@ -12,7 +12,7 @@ from typing import Any
 import syncalgos
 from experiments.command.errors import BadRequest, refusing
 from experiments.command.factories import ALGORITHM, TASK, Factory, Kind, describe
-from experiments.command.settings import MOST_CHOICES, Setting, settings_of
+from experiments.command.settings import MOST_CHOICES, Setting, read_settings
 from experiments.command.words import as_words, cleaned, nearest_flag
 
 PROGRAM = "python -m experiments.run"
@@ -72,28 +72,28 @@ def parse(
         BadRequest: one line says what was wrong and what is possible.
     """
     words = cleaned(argv)
-    settings = settings_of(config)
-    own_factories = [*(factories or _own_of(words, settings))]
+    settings = read_settings(config)
+    own_factories = [*(factories or _find_factories(words, settings))]
     if {"-h", "--help", "--help-all"} & {*words}:
-        own_factories = [
-            each for each in own_factories if _named(words, each.kind.flag)
-        ]
+        own_factories = [x for x in own_factories if _find_word(words, x.kind.flag)]
         shown_settings = (
             settings if "--help-all" in words else shortened(settings, basic)
         )
-        parser_of(shown_settings, own_factories).parse_args(["--help"])
-    parser = parser_of(settings, own_factories)
+        make_parser(shown_settings, own_factories).parse_args(["--help"])
+    parser = make_parser(settings, own_factories)
     namespace, unknown = parser.parse_known_args(words)
     if unknown:
         raise BadRequest(_explain_unknown(unknown[0], own_factories, parser))
     values = vars(namespace)
-    algorithm, task = (
-        {name: values.pop(name) for name in each.flags} for each in own_factories
-    )
-    return made(config, values, {"arguments": algorithm, "task_arguments": task})
+    algorithm, task = own_factories
+    arguments = {
+        "arguments": {name: values.pop(name) for name in algorithm.flags},
+        "task_arguments": {name: values.pop(name) for name in task.flags},
+    }
+    return make_config(config, values, arguments)
 
 
-def words_of(config: Any) -> list[str]:
+def config_words(config: Any) -> list[str]:
     """Returns the flags of experiments.run that give a config, without --seed.
 
     Flags at their defaults are left out, except for the algorithm and the task.
@@ -107,13 +107,13 @@ def changed_values(config: Any) -> dict[str, Any]:
     Those at their defaults are left out, except for the algorithm and the task.
     """
     changed: dict[str, Any] = {}
-    for name, setting in settings_of(type(config)).items():
+    for name, setting in read_settings(type(config)).items():
         value = getattr(config, name)
         is_name = name in (ALGORITHM.flag, TASK.flag)
         if is_name or (value != setting.default and name != "seed"):
             changed[name] = value
     arguments = config.arguments, config.task_arguments
-    factories = own_of(config.algo, config.task, config.preset)
+    factories = describe_factories(config.algo, config.task, config.preset)
     for factory, values in zip(factories, arguments, strict=True):
         usual_items = factory.defaults.items()
         for item in values.items():
@@ -122,7 +122,7 @@ def changed_values(config: Any) -> dict[str, Any]:
     return changed
 
 
-def _named(words: Sequence[str], flag: str) -> str | None:
+def _find_word(words: Sequence[str], flag: str) -> str | None:
     """Returns the word of a flag that decides which other flags exist, if given."""
     flag_value = None
     for word, next_word in pairwise([*words, "--"]):
@@ -136,22 +136,25 @@ def shortened(
     settings: Mapping[str, Setting], basic: Collection[str]
 ) -> dict[str, Setting]:
     """Returns the basic settings, in one group and without long lists of choices."""
-    return {
-        name: each._replace(
-            group=None, choices=each.choices * (len(each.choices) <= MOST_CHOICES)
-        )
-        for name, each in settings.items()
-        if name in basic
-    }
+    basic_settings = {}
+    for name, setting in settings.items():
+        if name in basic:
+            choices = setting.choices
+            if len(choices) > MOST_CHOICES:
+                choices = ()
+            basic_settings[name] = setting._replace(group=None, choices=choices)
+    return basic_settings
 
 
-def _own_of(words: Sequence[str], settings: Mapping[str, Setting]) -> list[Factory]:
+def _find_factories(
+    words: Sequence[str], settings: Mapping[str, Setting]
+) -> list[Factory]:
     """Returns the algorithm and the task that a command line names, or the defaults."""
-    algo, task = (_named(words, x) or settings[x].default for x in ("algo", "task"))
-    return own_of(algo, task, _named(words, "preset"))
+    algo, task = (_find_word(words, x) or settings[x].default for x in ("algo", "task"))
+    return describe_factories(algo, task, _find_word(words, "preset"))
 
 
-def own_of(algo: str, task: str, preset: str | None) -> list[Factory]:
+def describe_factories(algo: str, task: str, preset: str | None) -> list[Factory]:
     """Returns an algorithm and a task by their names; the preset may be PAPER.
 
     Raises:
@@ -164,26 +167,26 @@ def own_of(algo: str, task: str, preset: str | None) -> list[Factory]:
 
 def parser_for(words: Sequence[str], config: type) -> Parser:
     """Returns the parser of a command line that is being written."""
-    settings = settings_of(config)
+    settings = read_settings(config)
     try:
-        return parser_of(settings, _own_of(words, settings))
+        return make_parser(settings, _find_factories(words, settings))
     except BadRequest:  # a name that is not complete yet
-        return parser_of(settings)
+        return make_parser(settings)
 
 
-def complete(parser_of: Callable[[list[str]], argparse.ArgumentParser]) -> None:
+def complete(make_parser: Callable[[list[str]], argparse.ArgumentParser]) -> None:
     """Prints the possible next words and ends the process, if a shell asks for them.
 
     Args:
-        parser_of: takes the words so far, and returns a parser with their flags.
+        make_parser: takes the words so far, and returns a parser with their flags.
     """
     if "_ARGCOMPLETE" in os.environ:
         import argcomplete
 
-        argcomplete.autocomplete(parser_of(os.environ["COMP_LINE"].split()))
+        argcomplete.autocomplete(make_parser(os.environ["COMP_LINE"].split()))
 
 
-def made(
+def make_config(
     config: type[Config], values: Mapping[str, Any], own_arguments: Mapping[str, Any]
 ) -> Config:
     """Returns a config with a parser's values.
@@ -196,12 +199,12 @@ def made(
     Raises:
         BadRequest: a value is out of its range, or two values contradict each other.
     """
-    fields = {name: values[name] for name in settings_of(config) if name in values}
+    fields = {name: values[name] for name in read_settings(config) if name in values}
     with refusing():
         return config(**fields, **own_arguments)
 
 
-def parser_of(
+def make_parser(
     settings: Mapping[str, Setting], own_factories: Sequence[Factory] = ()
 ) -> Parser:
     """Returns the parser of all flags, those of own_factories included."""
@@ -225,12 +228,12 @@ def parser_of(
     add_settings(parser, settings.values())
     # A custom factory comes last, so that a clash of names is reported as its error.
     for factory in sorted(own_factories, key=lambda factory: ":" in factory.name):
-        factory.add_to(parser)
+        factory.add_flags(parser)
     return parser
 
 
 def command_parser(
-    prog: str, flags: str, about: str, more: str | None, has_help_all: bool = True
+    prog: str, flags: str, about: str, epilog: str | None, has_help_all: bool = True
 ) -> Parser:
     """Makes the parser of a command, with --version.
 
@@ -238,7 +241,7 @@ def command_parser(
         prog: the command.
         flags: its flags in the line on its usage; "" leaves that line to argparse.
         about: what the command does.
-        more: where there is more to read.
+        epilog: where there is more to read.
         has_help_all: whether --help-all is a flag, because --help shows some flags.
     """
     # No abbreviations: a new flag could change the meaning of an old command.
@@ -246,7 +249,7 @@ def command_parser(
     if usage and len(f"usage: {usage}") > shutil.get_terminal_size().columns:
         usage = f"{prog}\n       {flags}"
     parser = Parser(
-        prog, usage, about, more, allow_abbrev=False, formatter_class=_HelpFormatter
+        prog, usage, about, epilog, allow_abbrev=False, formatter_class=_HelpFormatter
     )
     if has_help_all:
         parser.add_argument("--help-all", action="help", help="show all flags and exit")
@@ -272,7 +275,7 @@ def add_settings(parser: argparse.ArgumentParser, settings: Iterable[Setting]) -
             kind = {
                 "type": setting.read,
                 "default": setting.default,
-                "metavar": setting.shown,
+                "metavar": setting.placeholder,
             }
             kind |= {"action": "append", "default": []} if setting.is_repeated else {}
         groups[title].add_argument(f"--{setting.name}", help=setting.help, **kind)
@@ -283,7 +286,7 @@ def catalogue() -> str:
     # Imports rich, which a bad request does not need.
     from experiments.command.text_tables import terminal_width, wrapped
 
-    name_width = max(len(name) for kind in (ALGORITHM, TASK) for name in kind.files)
+    name_width = max(map(len, [*ALGORITHM.files, *TASK.files]))
     width = terminal_width()
     lines = []
     for kind in (ALGORITHM, TASK):
@@ -303,15 +306,15 @@ def _explain_unknown(
         return f"unexpected argument {word!r}"
     parameter = flag.removeprefix("--no-").removeprefix("--").replace("-", "_")
     for factory in own_factories:
-        owners = owners_of(factory.kind, parameter)
+        owners = find_owners(factory.kind, parameter)
         if owners:
             return (
                 f"{factory.name} has no flag {flag}: it belongs to {', '.join(owners)}"
             )
-    options = [option for action in parser._actions for option in action.option_strings]
+    options = [*parser._option_string_actions]
     return f"unknown flag {flag!r}{nearest_flag(flag, options)} (see --help-all)"
 
 
-def owners_of(kind: Kind, parameter: str) -> list[str]:
+def find_owners(kind: Kind, parameter: str) -> list[str]:
     """Returns the registered algorithms, or tasks, that have this flag."""
     return [x for x in kind.files if parameter in describe(kind, x).flags]

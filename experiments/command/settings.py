@@ -97,7 +97,7 @@ class Setting(NamedTuple):
         return self.parameter.replace("_", "-")
 
     @property
-    def shown(self) -> str:
+    def placeholder(self) -> str:
         """The placeholder that --help shows for the word."""
         # A help page cannot wrap a placeholder: of many choices, the text has the list.
         if 0 < len(self.choices) <= MOST_CHOICES:
@@ -151,23 +151,23 @@ count = partial(flag, least=1)
 """Makes a field of a config for a number of at least 1."""
 
 
-def settings_of(config: type) -> dict[str, Setting]:
+def read_settings(config: type) -> dict[str, Setting]:
     """Returns the settings of a config by the names of its fields, in their order."""
     settings = {}
     group = Group()
-    for each in dataclasses.fields(config):
-        setting = each.metadata.get("setting")
+    for field in dataclasses.fields(config):
+        setting = field.metadata.get("setting")
         if setting is None:
             continue
-        is_union = typing.get_origin(each.type) in (typing.Union, UnionType)
-        kind = typing.get_args(each.type)[0] if is_union else each.type
+        is_union = typing.get_origin(field.type) in (typing.Union, UnionType)
+        kind = typing.get_args(field.type)[0] if is_union else field.type
         is_literal = typing.get_origin(kind) is Literal
         group = setting.group or group
-        settings[each.name] = setting._replace(
+        settings[field.name] = setting._replace(
             group=group,
             choices=typing.get_args(kind) if is_literal else setting.choices,
             scope=setting.scope or group.scope,
-            parameter=each.name,
+            parameter=field.name,
             read=str if is_literal else READERS[kind],
             is_repeated=kind in REPEATED,
         )
@@ -193,19 +193,21 @@ def checked(settings: Mapping[str, Setting], config: Any) -> None:
     Raises:
         ValueError: a setting is out of its range.
     """
-    for name, each in settings.items():
+    for name, setting in settings.items():
         value = getattr(config, name)
-        if (each.is_repeated or each.read is indices) and value is not None:
-            is_one = isinstance(value, str) or not isinstance(value, Iterable)
-            value = tuple(_typed(x, each) for x in ([value] if is_one else value))
+        is_tuple = setting.is_repeated or setting.read is indices
+        if is_tuple and value is not None:
+            if isinstance(value, str) or not isinstance(value, Iterable):
+                value = [value]
+            value = tuple(_convert(x, setting) for x in value)
         else:
-            value = _typed(value, each)
+            value = _convert(value, setting)
         object.__setattr__(config, name, value)  # it may be frozen
-        if not each.is_repeated:
-            each.check(value)
+        if not setting.is_repeated:
+            setting.check(value)
 
 
-def _typed(value: Any, setting: Setting) -> Any:
+def _convert(value: Any, setting: Setting) -> Any:
     """Returns a value in the type of its setting."""
     value = plain(value)
     return Path(value) if setting.read is Path and isinstance(value, str) else value

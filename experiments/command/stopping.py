@@ -15,7 +15,7 @@ from io import BufferedWriter, FileIO, TextIOWrapper
 from types import FrameType
 from typing import Any, NoReturn, TextIO
 
-DONE = 0
+COMPLETED = 0
 FAILED = 1
 BAD_REQUEST = 2
 DIVERGED = 3
@@ -59,7 +59,7 @@ class Terminated(SystemExit):
         super().__init__(TERMINATED)
 
 
-def stopped_by(number: int) -> int:
+def stop_code(number: int) -> int:
     """Returns the decided exit code, if any, or that of a stop by this signal."""
     if _decided:
         return _decided[0]
@@ -84,7 +84,7 @@ def decide(code: int) -> int:
 
 @contextmanager
 def handling(
-    take: Callable[[int, Any], None], left: tuple[Any, ...] = (None,)
+    take: Callable[[int, Any], None], kept_handlers: tuple[Any, ...] = (None,)
 ) -> Iterator[None]:
     """Installs a handler for the stop signals, if this is the main thread.
 
@@ -93,8 +93,8 @@ def handling(
 
     Args:
         take: the handler.
-        left: existing handlers that are not replaced. None stands for a handler that
-            Python did not set and cannot restore.
+        kept_handlers: existing handlers that are not replaced. None stands for a
+            handler that Python did not set and cannot restore.
     """
     # Python raises a ValueError in any other thread.
     is_main = threading.current_thread() is threading.main_thread()
@@ -102,7 +102,7 @@ def handling(
     for number in SIGNALS if is_main else ():
         handler = signal.getsignal(number)
         is_nohup = number.name == "SIGHUP" and handler == signal.SIG_IGN
-        if handler not in left and not is_nohup:
+        if handler not in kept_handlers and not is_nohup:
             earlier_handlers[number] = signal.signal(number, take)
     try:
         yield
@@ -113,8 +113,10 @@ def handling(
 
 def signal_name(number: int) -> str:
     """Names a signal; a real-time signal is shown by its number."""
-    names = (known.name for known in signal.Signals if known == number)
-    return next(names, f"signal {number}")
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 class Stop:
@@ -140,7 +142,7 @@ class Stop:
     def handle(self, number: int, _: FrameType | None) -> None:
         """Handles a signal: it ends the program at once, or waits for the dispatch."""
         if self._received and not self._has_starter:
-            end(stopped_by(self._received[0]))
+            end(stop_code(self._received[0]))
         self._received.append(number)
         if self._received[1:] or _decided:
             return
@@ -157,7 +159,7 @@ class Stop:
             # the import of an extension module, and waits for XLA to compile (20 to
             # 70 s on ResNet-50).
             if is_command():
-                end(stopped_by(number))
+                end(stop_code(number))
             raise KeyboardInterrupt if number == signal.SIGINT else Terminated
 
     def _reason_to_end(self) -> str:
@@ -241,10 +243,13 @@ def unfailing_output() -> Iterator[None]:
     streams = sys.stdout, sys.stderr
     # Closed descriptors are filled first. Otherwise the next files to be opened get
     # their numbers, and libraries print into these files.
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+    descriptor = os.open(os.devnull, os.O_RDWR)
+    while descriptor <= 2:
         os.set_inheritable(descriptor, True)
+        descriptor = os.open(os.devnull, os.O_RDWR)
     os.close(descriptor)
-    sys.stdout, sys.stderr = _unfailing(sys.stdout, 1), _unfailing(sys.stderr, 2)
+    sys.stdout = _unfailing(sys.stdout, 1)
+    sys.stderr = _unfailing(sys.stderr, 2)
     try:
         yield
     finally:

@@ -31,7 +31,7 @@ DURATIONS = (
 class Report:
     """The display of a run's progress; this one shows nothing."""
 
-    def step(self, done: int, loss: float) -> None:
+    def step(self, steps_done: int, loss: float) -> None:
         """Shows how many local steps are done, and the loss of the last one."""
 
     def line(self, text: str) -> None:
@@ -47,8 +47,8 @@ class _Bar(Report):
         description = "training" if bar.console.width >= BAR_WIDTHS[-1][0] else ""
         self.task = bar.add_task(description, total=steps, loss="compiling")
 
-    def step(self, done: int, loss: float) -> None:
-        self.bar.update(self.task, completed=done, loss=f"loss {figure(loss)}")
+    def step(self, steps_done: int, loss: float) -> None:
+        self.bar.update(self.task, completed=steps_done, loss=f"loss {figure(loss)}")
 
     def line(self, text: str) -> None:
         above(self.bar, text)
@@ -179,7 +179,9 @@ def three_digits(x: float) -> str:
 
 def rate(x: float | None) -> str:
     """Formats a learning rate: "none" for None, "not found" for NaN."""
-    return "none" if x is None else "not found" if math.isnan(x) else f"{x:g}"
+    if x is None:
+        return "none"
+    return "not found" if math.isnan(x) else f"{x:g}"
 
 
 def effective(x: float | None) -> str:

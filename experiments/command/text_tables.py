@@ -22,7 +22,7 @@ TIED = re.compile(
     r"(?<=\d) (?=%|points|seeds|runs|times|(?:[kMGT]?B|[mµ]?s|min|h|days)\b)"
     r"|(?<=±) | (?=±)|(?<=\d,) (?=-?[\d.e+-]+\])"
 )
-NAMED = re.compile(r"(?<=[a-z]) (?=\d+\.\d)")  # between a name and its figure
+BEFORE_FIGURE = re.compile(r"(?<=[a-z]) (?=\d+\.\d)")  # between a name and its figure
 Row = Mapping[str, str]  # text by column; the first column names the row
 
 
@@ -78,7 +78,7 @@ def wrapped(text: str, width: int | None, indent: str = "") -> list[str]:
             is_empty = True
         line += word if is_empty else f" {word}"
         is_empty = False
-    return [each.replace(NO_BREAK, " ").rstrip() for each in [*lines, line]]
+    return [x.replace(NO_BREAK, " ").rstrip() for x in [*lines, line]]
 
 
 def table(rows: Sequence[Row], columns: Columns, width: int | None) -> list[str]:
@@ -204,4 +204,4 @@ def _widest_word(text: str) -> int:
 
 def _words(text: str) -> list[str]:
     """Returns what must stay in one line each."""
-    return NAMED.sub(NO_BREAK, tied(text)).split(" ")
+    return BEFORE_FIGURE.sub(NO_BREAK, tied(text)).split(" ")

@@ -16,7 +16,7 @@ OF_WORKERS = ("devices", "lanes")  # the engine's axes; --mesh may not use these
 # What to use in place of other programs' flags, and of those that a study sets itself.
 _TEXTS = tomllib.loads(Path(__file__).with_name("instead.toml").read_text("utf-8"))
 INSTEAD = _TEXTS["instead"]
-TAKEN = _TEXTS["taken"]
+REFUSED_FLAGS = _TEXTS["taken"]
 RENAMED = _TEXTS["renamed"]  # ALGORITHM.ARGUMENT, as in files of 0.3
 
 
@@ -83,7 +83,7 @@ def _reader(convert: Callable[[str], Any], rule: str) -> Callable[[str], Any]:
     return read
 
 
-def one_of(values: Mapping[str, Any]) -> Callable[[str], Any]:
+def read_choice(values: Mapping[str, Any]) -> Callable[[str], Any]:
     """Makes a reader that returns the value of one of these words."""
 
     def read(text):
@@ -147,8 +147,8 @@ def as_words(values: Mapping[str, Any]) -> list[str]:
     """Returns a command line with these values by flag; a list repeats its flag."""
     words = []
     for flag, value in values.items():
-        name = flag_of(flag)
-        switches = {"true": [name], "false": [flag_of(f"no_{flag}")]}
+        name = flag_name(flag)
+        switches = {"true": [name], "false": [flag_name(f"no_{flag}")]}
         for text in map(_text, value if isinstance(value, list) else [value]):
             words += switches.get(text.lower(), [name, text])
     return words
@@ -183,10 +183,13 @@ def flag_groups(words: Sequence[str]) -> list[Words]:
     return groups
 
 
-def without(words: Sequence[str], left: Container[str]) -> list[str]:
+def without(words: Sequence[str], parameters: Container[str]) -> list[str]:
     """Returns a command line without the flags of some parameters."""
-    groups = flag_groups(words)
-    return [word for x in groups if parameter(x[0]) not in left for word in x]
+    other_words: list[str] = []
+    for group in flag_groups(words):
+        if parameter(group[0]) not in parameters:
+            other_words += group
+    return other_words
 
 
 def parameter(flag: str) -> str:
@@ -195,6 +198,6 @@ def parameter(flag: str) -> str:
     return re.sub("^no_", "", name)
 
 
-def flag_of(name: str) -> str:
+def flag_name(name: str) -> str:
     """Returns the flag of a parameter: "block_lr" -> "--block-lr"."""
     return f"--{name.replace('_', '-')}"

@@ -174,7 +174,7 @@ def _making(path: Path) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     lock_path = path.with_name(f".{path.name}.lock")
     lock = FileLock(lock_path)
-    with handling(_stop, left=(None, signal.SIG_IGN)):
+    with handling(_stop, kept_handlers=(None, signal.SIG_IGN)):
         with suppress(OSError):  # not all file systems have locks
             lock.acquire()
         try:

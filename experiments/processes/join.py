@@ -19,8 +19,8 @@ import jax
 
 from experiments import files
 from experiments.command import stopping
-from experiments.command.errors import BadRequest, in_one_line, named, place
-from experiments.command.words import flag_of
+from experiments.command.errors import BadRequest, in_one_line, place, summarize_error
+from experiments.command.words import flag_name
 from experiments.processes import certificates, network
 from experiments.training import run_folder
 from experiments.training.config import RunConfig
@@ -109,10 +109,10 @@ class Member:
             self._refuse(f"error: {in_one_line(error)}", error.code)
         except Exception as error:
             if tells_of_loss(error):
-                self._lost(named(error))
+                self._lost(summarize_error(error))
             for line in traceback.format_exc().splitlines():
                 self._say(line)
-            self._refuse(named(error), stopping.FAILED)
+            self._refuse(summarize_error(error), stopping.FAILED)
 
     def _run(self, config: RunConfig, train: Train) -> int:
         number = self._group.process
@@ -172,7 +172,7 @@ class Member:
             line = f"process 0 at {self._group.coordinator} is gone ({text})"
         self._linger()
         number = self._read_signal()
-        code = stopping.stopped_by(number) if number else stopping.TERMINATED
+        code = stopping.stop_code(number) if number else stopping.TERMINATED
         self._end(code, line)
 
     def _end(self, code: int, text: str) -> NoReturn:
@@ -236,7 +236,7 @@ def _end_at_second_signal() -> None:
         os.read(read, 1)
         # If the main thread is free, it ends the process itself, with a message.
         time.sleep(GRACE)
-        stopping.end(stopping.stopped_by(number))
+        stopping.end(stopping.stop_code(number))
 
     threading.Thread(target=wait, daemon=True).start()
 
@@ -361,7 +361,7 @@ def _store() -> Any:
 def _exchange(config: RunConfig, group: ProcessGroup) -> list[Hello]:
     """Sends this process's introduction to all, and returns theirs."""
     values = config.values("run", "start")
-    facts = {flag_of(name): files.plain(value) for name, value in values.items()}
+    facts = {flag_name(name): files.plain(value) for name, value in values.items()}
     facts |= {"--num-processes": group.processes, **versions()}
     out = config.out or run_folder.default_out(config.task, config.algo)
     hello = Hello([*network.host()], facts, str(out))
@@ -433,7 +433,7 @@ def tells_of_loss(error: Exception) -> bool:
     # Where a call begins, jax raises a runtime's error as a ValueError.
     kinds = jax.errors.JaxRuntimeError, ValueError
     is_of_jax = isinstance(error, kinds) and not place(error)
-    return is_of_jax and _LOSS_MESSAGE.match(named(error)) is not None
+    return is_of_jax and _LOSS_MESSAGE.match(summarize_error(error)) is not None
 
 
 def check_tls(group: ProcessGroup) -> None:

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from experiments.command.errors import named
+from experiments.command.errors import summarize_error
 from experiments.training.process_group import ProcessGroup
 
 LOCALHOST = "127.0.0.1"
@@ -195,7 +195,7 @@ def _by_jax(seconds: float) -> tuple[int, int, str]:
             None, None, None, None, None, round(seconds)
         )
     except Exception as error:  # a scheduler's environment may raise anything
-        raise ValueError(f"--distributed auto: {named(error)}") from error
+        raise ValueError(f"--distributed auto: {summarize_error(error)}") from error
     if where is None or count is None or number is None:
         raise ValueError(
             "--distributed auto found no scheduler, and none of the variables "

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from experiments import files
 from experiments.command import stopping
-from experiments.command.stopping import DONE, FAILED, TERMINATED, UNCONNECTED, say
+from experiments.command.stopping import COMPLETED, FAILED, TERMINATED, UNCONNECTED, say
 from experiments.command.words import without
 from experiments.processes.network import LOCALHOST, free_port, listen
 from experiments.training.config import RunConfig
@@ -48,7 +48,7 @@ def start(config: RunConfig, argv: list[str]) -> int:
     again = [*without(words, ("overwrite", "resume")), "--resume"]
     received: list[int] = []
     with stopping.handling(lambda number, _: received.append(number)):
-        code = DONE
+        code = COMPLETED
         earlier_step = None
         for restarts in range(config.max_restarts + 1):
             if restarts:
@@ -140,7 +140,7 @@ def watch(children: Sequence[subprocess.Popen[bytes]], received: list[int]) -> i
     expected = _expected(signal_number)
     _kill([x for x, code in zip(children, codes, strict=True) if code not in expected])
     if received[1:] and None in codes:
-        return stopping.stopped_by(received[0])
+        return stopping.stop_code(received[0])
     code, lines = verdict(codes, [child.pid for child in children], signal_number)
     for line in lines:
         say(line)
@@ -167,7 +167,7 @@ def verdict(
         pids: their process ids.
         asked: the signal that asked the run to stop, or 0.
     """
-    stop_code = stopping.stopped_by(signal_number) if signal_number else TERMINATED
+    stop_code = stopping.stop_code(signal_number) if signal_number else TERMINATED
     signals = _killed(codes, signal_number)
     error_codes = [code for code in codes if code and 0 < code != TERMINATED]
     frozen_processes = [i for i, code in enumerate(codes) if code is None]
@@ -184,7 +184,7 @@ def verdict(
         signals = {
             i: signal.SIGABRT for i, code in enumerate(codes) if code == -signal.SIGABRT
         }
-    return stop_code if any(codes) else DONE, [
+    return stop_code if any(codes) else COMPLETED, [
         f"process {i} (pid {pids[i]}) was killed by {stopping.signal_name(number)}"
         for i, number in signals.items()
     ]
@@ -193,7 +193,7 @@ def verdict(
 def _expected(signal_number: int) -> tuple[int, ...]:
     """Returns exit codes that do not tell of a loss."""
     return (
-        DONE,
+        COMPLETED,
         stopping.DIVERGED,
         *((TERMINATED, -signal.SIGTERM) if signal_number else ()),
     )

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.command.factories import OWN
+from experiments.command.factories import YOUR_OWN
 from experiments.command.words import parameter
 from experiments.study import presets, remarks, results, sentences, settings, statistics
 from experiments.study.config import StudyConfig
@@ -639,7 +639,7 @@ def _count_methods(config: StudyConfig) -> int:
     methods: set[tuple[str, ...]] = set()
     for variant in config.variants:
         # Objects have no names that would tell them apart.
-        name = variant.label if variant.algo == OWN else variant.algo
+        name = variant.label if variant.algo == YOUR_OWN else variant.algo
         own_flags = [
             words for words in variant.own_flags if parameter(words[0]) != "lr"
         ]

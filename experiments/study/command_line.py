@@ -12,15 +12,15 @@ from experiments.command import flags
 from experiments.command.errors import BadRequest, refusing
 from experiments.command.factories import ALGORITHM, Factory, flag_kind
 from experiments.command.words import (
-    TAKEN,
+    REFUSED_FLAGS,
     Words,
     as_words,
     flag_groups,
-    flag_of,
+    flag_name,
     literal,
     nearest_flag,
-    one_of,
     parameter,
+    read_choice,
 )
 from experiments.study.variants import (
     MOST_RUNS,
@@ -38,7 +38,7 @@ RECORDED = {"label", "algo", "algorithm", "seed", "reported", "diverged"}
 RECORDED |= {"effective_lr", "commit", "versions", *MEASURED, *DISPLACEMENTS}
 # Flags of additional measurements that every study makes.
 ADDED: Words = ("--displacements",)
-_SWITCH = one_of({"true": True, "false": False})
+_SWITCH = read_choice({"true": True, "false": False})
 
 
 class VariantWords(NamedTuple):
@@ -108,7 +108,7 @@ def parse_variants(
     own_names: Collection[str],
     tuned: Sequence[Axis] = (),
     swept: Sequence[Axis] = (),
-    taken: Mapping[str, str] = TAKEN,
+    taken: Mapping[str, str] = REFUSED_FLAGS,
     added: Words = ADDED,
 ) -> tuple[VariantWords, ...]:
     """Reads the algorithms of a command, with the flags that their runs accept.
@@ -156,7 +156,7 @@ def complete_variant(
     shared: Sequence[Words],
     tuned: Sequence[Axis] = (),
     swept: Sequence[Axis] = (),
-    taken: Mapping[str, str] = TAKEN,
+    taken: Mapping[str, str] = REFUSED_FLAGS,
     added: Words = ADDED,
 ) -> VariantWords:
     """Gives an algorithm those of the shared flags and axes that its runs accept.
@@ -186,7 +186,7 @@ def choose_axes(axes: Sequence[Axis], readers: Readers) -> list[Axis]:
 
 
 def find_readers(
-    own_factories: Sequence[Factory], taken: Mapping[str, str] = TAKEN
+    own_factories: Sequence[Factory], taken: Mapping[str, str] = REFUSED_FLAGS
 ) -> Readers:
     """Returns a reader for each parameter that a study may set for runs.
 
@@ -209,7 +209,7 @@ def check_flags(
     shared_names: Sequence[str],
     axes: Sequence[Axis],
     own_names: Collection[str],
-    taken: Mapping[str, str] = TAKEN,
+    taken: Mapping[str, str] = REFUSED_FLAGS,
 ) -> None:
     """Raises a BadRequest for a flag that no variant has, or that is given twice.
 
@@ -231,9 +231,9 @@ def check_flags(
     for axis in axes:
         varied_names += axis.flags
         if len(axis.flags) > 1:
-            absent_names += [x for x in axis.flags if flags.owners_of(ALGORITHM, x)]
+            absent_names += [x for x in axis.flags if flags.find_owners(ALGORITHM, x)]
     for name in (*shared_names, *varied_names, *variant_names):
-        flag = flag_of(name)
+        flag = flag_name(name)
         if name in taken:
             raise BadRequest(f"{flag} is for single runs: use {taken[name]}")
         # Each variant's own flags are checked as those of a run.
@@ -257,14 +257,14 @@ def unknown_flag(
     name: str, variants: Sequence[VariantWords | Variant], possible_names: Sequence[str]
 ) -> BadRequest:
     """Makes the error for a flag that no variant has."""
-    flag = flag_of(name)
+    flag = flag_name(name)
     algos = ", ".join(dict.fromkeys(variant.algo for variant in variants))
-    owners = ", ".join(flags.owners_of(ALGORITHM, name))
+    owners = ", ".join(flags.find_owners(ALGORITHM, name))
     if owners:
         return BadRequest(
             f"none of {algos} has the flag '{flag}': it belongs to {owners}"
         )
-    suggestion = nearest_flag(flag, [flag_of(x) for x in possible_names])
+    suggestion = nearest_flag(flag, [flag_name(x) for x in possible_names])
     return BadRequest(f"none of {algos} has the flag '{flag}'{suggestion}")
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from experiments.command import flags
 from experiments.command.errors import BadRequest, refusing
-from experiments.command.factories import ALGORITHM, OWN
+from experiments.command.factories import ALGORITHM, YOUR_OWN
 from experiments.command.flags import PAPER
 from experiments.command.settings import (
     Group,
@@ -20,7 +20,7 @@ from experiments.command.settings import (
     checked,
     count,
     flag,
-    settings_of,
+    read_settings,
 )
 from experiments.command.words import (
     Words,
@@ -224,7 +224,7 @@ class StudyConfig(StudyFlags):
         return self.out or Path("runs") / name
 
 
-SETTINGS = settings_of(StudyFlags)
+SETTINGS = read_settings(StudyFlags)
 
 
 def identity(study: StudyConfig) -> dict[str, Any]:
@@ -235,7 +235,7 @@ def identity(study: StudyConfig) -> dict[str, Any]:
 
     def identify(name: str) -> str:
         # No other study has the objects of this one.
-        return f"{name} {study.token}" if name == OWN else name
+        return f"{name} {study.token}" if name == YOUR_OWN else name
 
     # Seeds, networks, target and baseline change no run: five seeds reuse the runs
     # of three, and another network needs no new run.
@@ -302,7 +302,7 @@ def parse(argv: Sequence[str]) -> StudyFlags:
             if name in SETTINGS:
                 values[name] = preset_values.pop(name)
         shared = [*flag_groups(as_words(preset_values)), *shared]
-    return flags.made(StudyFlags, values, {"shared": tuple(shared)})
+    return flags.make_config(StudyFlags, values, {"shared": tuple(shared)})
 
 
 def complete(study_flags: StudyFlags) -> StudyConfig:

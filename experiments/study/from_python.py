@@ -12,14 +12,14 @@ from typing import Any
 
 from experiments.command import flags as run_flags
 from experiments.command.errors import BadRequest, refusing
-from experiments.command.factories import OWN, Factory
+from experiments.command.factories import YOUR_OWN, Factory
 from experiments.command.flags import PAPER
 from experiments.command.settings import plain
 from experiments.command.words import (
     Words,
     as_words,
     flag_groups,
-    flag_of,
+    flag_name,
     parameter,
 )
 from experiments.study import config as study_config
@@ -64,7 +64,7 @@ def make_study(
     Raises:
         BadRequest: the request cannot be met; one line says why.
     """
-    values = {parameter(flag_of(name)): plain(value) for name, value in flags.items()}
+    values = {parameter(flag_name(name)): plain(value) for name, value in flags.items()}
     values.setdefault("seeds", seeds)
     objects = NO_OBJECTS
     if "task" in values:
@@ -115,7 +115,7 @@ def _take_task(task: Any) -> tuple[Objects, str]:
     imported_name = _find_import(task)
     if imported_name:
         return NO_OBJECTS, imported_name
-    return Objects(task=task), OWN
+    return Objects(task=task), YOUR_OWN
 
 
 def _make_axis(name: str, values: Values) -> Axis:
@@ -132,7 +132,7 @@ def _make_axis(name: str, values: Values) -> Axis:
         )
     texts = [str(plain(value)) for value in values]
     with refusing(f"--tune {name}"):
-        return list_axis("--tune", parameter(flag_of(name)), texts)
+        return list_axis("--tune", parameter(flag_name(name)), texts)
 
 
 def _add_preset(values: Mapping[str, Any], tuned: Sequence[Axis]) -> dict[str, Any]:
@@ -181,7 +181,7 @@ def _make_flags(
             value = read_text(name, setting.read, value)
         own_values[name] = value
     own_values["algos"] = algos if isinstance(algos, str) else ", ".join(_labels(algos))
-    return run_flags.made(StudyFlags, own_values, {"shared": _record(shared)})
+    return run_flags.make_config(StudyFlags, own_values, {"shared": _record(shared)})
 
 
 def _labels(algos: Sequence[Algorithm] | Mapping[str, Algorithm]) -> list[str]:
@@ -247,7 +247,7 @@ def _make_named(
     words: VariantWords, study_flags: StudyFlags, objects: Objects
 ) -> Variant:
     """Makes a variant of a name with flags."""
-    preset_flags = [x for x in study_flags.shared if x[0] == flag_of("preset")]
+    preset_flags = [x for x in study_flags.shared if x[0] == flag_name("preset")]
     variant_words = complete_variant(
         words._replace(objects=objects), task=study_flags.task, shared=preset_flags
     )
@@ -300,7 +300,7 @@ def _make_custom(
     if imported_name:
         return _make_default(label, imported_name, study_flags, objects)
     objects = replace(objects, strategy=algorithm)
-    return _make_default(label, OWN, study_flags, objects)
+    return _make_default(label, YOUR_OWN, study_flags, objects)
 
 
 def _make_default(
@@ -366,7 +366,7 @@ def _complete(
         missing = factory.flags.keys() - factory.defaults.keys() - parameters
         if missing:
             raise BadRequest(
-                f"the following arguments are required: {flag_of(min(missing))}"
+                f"the following arguments are required: {flag_name(min(missing))}"
             )
     return variant._replace(
         config=at(variant.config, values | variant.read(first_texts)),

@@ -225,10 +225,10 @@ class _Steps(terminal.Report):
         self._report = report
         self._last = 0.0
 
-    def step(self, done: int, loss: float) -> None:
+    def step(self, steps_done: int, loss: float) -> None:
         if time.monotonic() - self._last > PAUSE:
             self._last = time.monotonic()
-            self._report((done, self._steps, loss))
+            self._report((steps_done, self._steps, loss))
 
 
 class Maker(Loader):

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from experiments.command.words import flag_of
+from experiments.command.words import flag_name
 from experiments.study import statistics
 from experiments.study.config import TUNE_SHARE, StudyConfig
 from experiments.study.formats import (
@@ -122,7 +122,7 @@ def _remark_tuning(
         yield _describe_budgets(config, run_sets)
     followed_names = []
     for run_set in run_sets:
-        flags = ", ".join(flag_of(flag) for flag in run_set.followed_flags)
+        flags = ", ".join(flag_name(flag) for flag in run_set.followed_flags)
         if flags:
             followed_names.append(f"{run_set.name} ({flags})")
     if followed_names:

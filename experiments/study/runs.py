@@ -15,7 +15,7 @@ import numpy as np
 from experiments.command import factories
 from experiments.command.errors import BadRequest
 from experiments.command.factories import TASK
-from experiments.command.flags import PROGRAM, words_of
+from experiments.command.flags import PROGRAM, config_words
 from experiments.data.downloads import sha256
 from experiments.files import Damaged
 from experiments.study.config import FIRST_TUNING_SEED, TUNE_SHARE, StudyConfig
@@ -203,7 +203,7 @@ class RunSet(NamedTuple):
 
 def command_of(config: RunConfig) -> list[str]:
     """Returns the command of a run, without --seed."""
-    return [*PROGRAM.split(), *words_of(config)]
+    return [*PROGRAM.split(), *config_words(config)]
 
 
 def is_done(run: Path) -> bool:

@@ -16,7 +16,7 @@ from experiments.checkpoint import lock
 from experiments.command import stopping, terminal
 from experiments.command.errors import (
     BadRequest,
-    described,
+    describe_os_error,
     explained,
     refusal,
     refusing,
@@ -63,7 +63,7 @@ def run(
         with opened(config) as (plan, maker):
             if config.list:
                 show_commands(config, plan)
-                return stopping.DONE
+                return stopping.COMPLETED
             if not make_runs(config, plan, maker, asked_to_stop):
                 return None
             runs = ended(plan)
@@ -74,8 +74,8 @@ def run(
         # Such as a full disk or a lost scheduler, or a folder that is closed to us.
         # Completed runs are not made again.
         terminal.say(
-            f"error: {described(error)}: completed runs are kept; the same command "
-            "continues from them"
+            f"error: {describe_os_error(error)}: completed runs are kept; the same "
+            "command continues from them"
         )
         return refusal(error, "").code
 
@@ -246,10 +246,10 @@ def _report(
     try:
         write_all(config, report, runs)
     except OSError as error:  # the table is still shown
-        write_error = described(error)
+        write_error = describe_os_error(error)
     # Decided before the last line is printed: later signals change nothing.
     is_done = not (plan.failures or write_error)
-    code = stopping.decide(stopping.DONE if is_done else stopping.FAILED)
+    code = stopping.decide(stopping.COMPLETED if is_done else stopping.FAILED)
     text = page.screen(report, config.folder, terminal_width(), not write_error)
     if write_error:
         # The last line names the report.

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from experiments.command.errors import BadRequest, refusing
-from experiments.command.words import Words, flag_groups, flag_of, parameter
+from experiments.command.words import Words, flag_groups, flag_name, parameter
 from experiments.training.config import RunConfig
 from experiments.training.objects import NO_OBJECTS, Objects
 
@@ -200,7 +200,7 @@ def read_text(name: str, read: Callable[[str], Any], text: str) -> Any:
     try:
         return read(text)
     except ArgumentTypeError as error:
-        raise BadRequest(f"argument {flag_of(name)}: {error}") from None
+        raise BadRequest(f"argument {flag_name(name)}: {error}") from None
 
 
 def at(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:

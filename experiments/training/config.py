@@ -17,7 +17,14 @@ from typing import Any, Literal
 
 from experiments.command import factories, flags
 from experiments.command.factories import ALGORITHM, TASK
-from experiments.command.settings import Group, checked, count, flag, plain, settings_of
+from experiments.command.settings import (
+    Group,
+    checked,
+    count,
+    flag,
+    plain,
+    read_settings,
+)
 from experiments.tasks import Schedule
 from experiments.training import trackers
 from syncalgos import checks
@@ -25,7 +32,7 @@ from syncalgos import checks
 TASKS = "the task's"
 FILES = Group("files", "start")
 PROCESSES = Group("processes", "start")
-OWN = "or your own as package.module:factory"
+YOUR_OWN = "or your own as package.module:factory"
 BASIC = (  # the flags that are needed most
     *("algo", "task", "steps", "batch_size", "lr"),
     *("optimizer", "seed", "workers", "out", "track"),
@@ -47,9 +54,11 @@ class RunConfig:
     """
 
     algo: str = flag(
-        f"how the workers synchronize: {', '.join(ALGORITHM.files)}, {OWN}", "bmuf"
+        f"how the workers synchronize: {', '.join(ALGORITHM.files)}, {YOUR_OWN}", "bmuf"
     )
-    task: str = flag(f"the model and data: {', '.join(TASK.files)}, {OWN}", "digits")
+    task: str = flag(
+        f"the model and data: {', '.join(TASK.files)}, {YOUR_OWN}", "digits"
+    )
 
     steps: int | None = count(
         "local steps of each worker",
@@ -318,7 +327,7 @@ class Settings(RunConfig):
         return [] if every is None else _multiples(every, self.steps)
 
 
-SETTINGS = settings_of(RunConfig)
+SETTINGS = read_settings(RunConfig)
 
 
 def parse(

@@ -8,7 +8,7 @@ from typing import Any
 
 from experiments.command import factories
 from experiments.command.factories import ALGORITHM, TASK, Kind
-from experiments.command.flags import own_of as factories_of
+from experiments.command.flags import describe_factories
 from experiments.tasks.task import Task
 from experiments.training.config import RunConfig, Settings, never_reached
 from experiments.training.objects import NO_OBJECTS, Objects
@@ -115,7 +115,7 @@ def _check_dense_steps(config: Settings) -> None:
     steps = config.arguments.get("dense_steps")
     late = never_reached("--dense-steps", steps, config.steps)
     if late:
-        usual, _ = factories_of(config.algo, config.task, config.preset)
+        usual, _ = describe_factories(config.algo, config.task, config.preset)
         if steps != usual.defaults.get("dense_steps"):
             raise ValueError(late)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # a bad request need not import jax
 
 @dataclass(frozen=True)
 class Objects:
-    """The objects of a run; a config names `factories.OWN` in place of each.
+    """The objects of a run; a config names `factories.YOUR_OWN` in place of each.
 
     Attributes:
         strategy: the strategy, or its factory; None: the config names the algorithm.
@@ -36,7 +36,7 @@ class Objects:
         """
         passed_object = self._find(kind)
         if passed_object is None:
-            return factories.named(kind, name)
+            return factories.find_function(kind, name)
         if callable(passed_object):
             return passed_object
         # The config may still have the arguments of the algorithm that it names.

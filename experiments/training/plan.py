@@ -18,7 +18,7 @@ import optax
 import syncalgos
 from experiments.command import factories
 from experiments.command.errors import BadRequest, explained, in_one_line
-from experiments.command.factories import ALGORITHM, OWN, TASK
+from experiments.command.factories import ALGORITHM, TASK, YOUR_OWN
 from experiments.tasks.task import (
     Data,
     Tables,
@@ -240,7 +240,7 @@ def make_task(config: RunConfig, objects: Objects = NO_OBJECTS) -> Task:
 
 def is_custom(name: str) -> bool:
     """Whether a task or an algorithm is the user's own."""
-    return ":" in name or name == OWN
+    return ":" in name or name == YOUR_OWN
 
 
 def make_method(

@@ -12,7 +12,13 @@ import numpy as np
 import syncalgos
 from experiments import files
 from experiments.command import terminal
-from experiments.command.errors import STOPS, BadRequest, explain, named, refusing
+from experiments.command.errors import (
+    STOPS,
+    BadRequest,
+    explain,
+    refusing,
+    summarize_error,
+)
 from experiments.data import feeding, sampling
 from experiments.tasks.task import (
     Data,
@@ -337,7 +343,9 @@ def _effective_lr(plan: Plan, params: PyTree, group: ProcessGroup) -> float | No
             learning_rate=plan.config.lr, hyperparams=plan.numbers
         ).rate
     except Exception as error:  # one figure must not end the run
-        terminal.say(f"the effective learning rate is unknown: {named(error)}")
+        terminal.say(
+            f"the effective learning rate is unknown: {summarize_error(error)}"
+        )
         return math.nan
     return None if rate is None else float(f"{rate:.4g}")
 

@@ -16,7 +16,7 @@ from experiments.command import factories
 from experiments.command.factories import ALGORITHM, TASK
 from experiments.command.words import (
     INSTEAD,
-    TAKEN,
+    REFUSED_FLAGS,
     number,
     parameter,
     read_whole_number,
@@ -65,7 +65,7 @@ EMPTY = {
 
 def owners(kind, parameter):
     """The algorithms, or tasks, that have it."""
-    made = {name: factories.named(kind, name) for name in kind.files}
+    made = {name: factories.find_function(kind, name) for name in kind.files}
     return [x for x in made if parameter in inspect.signature(made[x]).parameters]
 
 
@@ -83,7 +83,7 @@ FOREIGN = {
 # Flags that a study sets itself, in the words of one of its algorithms.
 OF_STUDIES = {
     f"compare --algos 'bmuf --{flag.replace('_', '-')} 3'": [flag.replace("_", "-")]
-    for flag in TAKEN
+    for flag in REFUSED_FLAGS
 }
 EARLY = RANGES | EMPTY | FOREIGN | OF_STUDIES
 EARLY |= {

@@ -52,7 +52,7 @@ def test_help_of_all_has_every_flag_with_what_it_can_be(shown):
         assert re.search(rf"\b{name}\b", shown["run --help"])
     for asked in ("run --help-all", "compare --help-all", "aim --help"):
         for setting in ASKED[asked].values():
-            word = f" {setting.shown}" if setting.read else ""
+            word = f" {setting.placeholder}" if setting.read else ""
             assert f"\n  --{setting.name}{word}" in shown[asked]
             place = word if len(setting.choices) <= MOST_CHOICES else shown[asked]
             assert all(choice in place for choice in setting.choices)
@@ -63,7 +63,7 @@ def test_help_of_a_factory_explains_its_parameters(kind, shown):
     """With the text of the docstring, and the default."""
     for name in kind.files:
         told = shown[f"run --{kind.flag} {name} --help"]
-        factory = factories.named(kind, name)
+        factory = factories.find_function(kind, name)
         parameters = inspect.signature(factory).parameters
         doc = inspect.getdoc(factory) or ""
         assert doc.partition("\n")[0] in told
@@ -93,7 +93,7 @@ def test_flags_read_from_source_are_those_of_the_factory(kind):
         }
 
     for name in kind.files:
-        function = factories.named(kind, name)
+        function = factories.find_function(kind, name)
         read = describe(kind, name)
         asked = factories.of_function(kind, name, function)
         assert told(read) == told(asked)

@@ -142,7 +142,7 @@ def test_exported_model_has_the_figures_of_the_summary(tmp_path):
     assert summary["export"] == str(path)
     assert re.search(rf"model +{path}", ended.stdout)
     assert [p.name for p in path.parent.iterdir()] == [path.name]
-    task = factories.named(factories.TASK, "imagenet_synthetic")(
+    task = factories.find_function(factories.TASK, "imagenet_synthetic")(
         model="resnet20", image_size=32
     )
     params, buffers = resnet.init(jax.random.key(5), resnet.RESNET20, 1000)

@@ -11,7 +11,7 @@ from support.commands import find_imports
 from support.resumed_runs import refused
 
 from experiments.command.errors import explained
-from experiments.command.factories import OWN
+from experiments.command.factories import YOUR_OWN
 from experiments.command.stopping import Terminated
 from experiments.tasks import TASKS
 from experiments.tasks.task import Tables, Task
@@ -189,7 +189,7 @@ def test_slow_convolutions_are_told_before_the_run(steps, said, capfd):
         x = jax.lax.conv(batch["x"][:, None], jnp.ones((1, 1, 3)), (1,), "SAME")[:, 0]
         return BASE.apply(params, buffers, {**batch, "x": x}, key, train)
 
-    config = RunConfig("sync_sgd", OWN, workers=1, steps=8, dispatch_steps=steps)
+    config = RunConfig("sync_sgd", YOUR_OWN, workers=1, steps=8, dispatch_steps=steps)
     prepare(config, task=applying(apply))
     line = "slower on CPUs in dispatches of 3 steps: try --dispatch-steps 1"
     assert (line in capfd.readouterr().err) == said

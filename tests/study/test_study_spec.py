@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from test_study_analysis import write
 
-from experiments.command.flags import words_of
+from experiments.command.flags import config_words
 from experiments.command.words import as_words, flag_groups, parameter
 from experiments.study import command_line, config, runs, variants
 from experiments.study.runs import Loader, RunSet
@@ -450,7 +450,7 @@ def test_trials_and_points_need_no_parsers_of_their_own(monkeypatch):
 )
 def test_flags_made_of_a_config_say_it(words):
     config = parse(words.split())
-    assert parse(words_of(config)) == config
+    assert parse(config_words(config)) == config
 
 
 # Data.

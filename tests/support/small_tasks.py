@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from experiments.command.factories import TASK, named
+from experiments.command.factories import TASK, find_function
 from experiments.data import formats, tokens
 from support.commands import ROOT
 
@@ -100,12 +100,12 @@ SMALL = {
 
 def parameters(name):
     """The names of a task's parameters."""
-    return inspect.signature(named(TASK, name)).parameters
+    return inspect.signature(find_function(TASK, name)).parameters
 
 
 def make(name, **flags):
     """The small task; flags are the factory's own, and win."""
-    return named(TASK, name)(**{**SMALL[name].flags, **flags})
+    return find_function(TASK, name)(**{**SMALL[name].flags, **flags})
 
 
 def find_data_folder(*names):
