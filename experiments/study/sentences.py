@@ -121,6 +121,10 @@ def describe_losses(row: Row) -> str:
         )
     if undefined > 0:
         return say("lost.undefined", undefined=undefined, runs=row.seeds)
+    if row.diverged == row.seeds == 1:
+        return say("lost.one_diverged")
+    if row.diverged == row.seeds:
+        return say("lost.all_diverged", runs=row.seeds)
     if row.diverged:
         return say("lost.diverged", diverged=row.diverged, runs=row.seeds)
     return ""
@@ -224,6 +228,10 @@ def _lead_ranking(ranking: Ranking, measure: Measure) -> str:
     # Rows of equal means lead together, and are none of the others.
     num_others -= num_best - 1
     alike = [row for row in alike if row not in ties]
+    if len(alike) == 1:
+        return say_counted(
+            "lead.one_not_distinguished", num_best, best=best, other=alike[0].label
+        )
     if alike:
         return say_counted(
             "lead.not_distinguished",
@@ -232,13 +240,14 @@ def _lead_ranking(ranking: Ranking, measure: Measure) -> str:
             count=len(alike),
             others=num_others,
         )
-    if standings[Standing.AT_EDGE]:
+    at_edge = standings[Standing.AT_EDGE]
+    if len(at_edge) == 1:
         return say_counted(
-            "lead.at_edge",
-            num_best,
-            best=best,
-            count=len(standings[Standing.AT_EDGE]),
-            others=num_others,
+            "lead.one_at_edge", num_best, best=best, other=at_edge[0].label
+        )
+    if at_edge:
+        return say_counted(
+            "lead.at_edge", num_best, best=best, count=len(at_edge), others=num_others
         )
     if standings[Standing.BETTER]:
         return say_counted(
@@ -294,7 +303,7 @@ def _lead_sweep(points: Mapping[str, Ranking], measure: Measure) -> str:
             say("sweep.count", label=label, count=count) for label, count in counts
         ]
         line = say(
-            "sweep.counts", counts=", ".join(count_texts), values=len(points), **fields
+            "sweep.counts", counts=join_words(count_texts), values=len(points), **fields
         )
         if len(tops) > len(points):
             notes.append(say("sweep.ties"))
@@ -342,8 +351,16 @@ def headline(ranking: Ranking, measure: Measure, *, is_ranked: bool = True) -> s
         return say("answer.no_result", labels=join_words([row.label for row in rows]))
     if not is_ranked:
         rows_with_result = [row for row in rows if row.measure is not None]
-        means = formats.format_range(rows_with_result, measure)
-        result = say("answer.range", measure=measure.name, range=means)
+        means = [row.measure.mean for row in rows if row.measure]
+        low = formats.format_value(min(means), measure)
+        high = formats.format_value(max(means), measure)
+        high_with_unit = formats.add_unit(high, measure)
+        if low == high:
+            result = say("answer.mean", measure=measure.name, mean=high_with_unit)
+        else:
+            result = say(
+                "answer.range", measure=measure.name, low=low, high=high_with_unit
+            )
         cost = write_cost(rows, rows_with_result)
         return f"{result} {cost}".rstrip()
     fields = {
