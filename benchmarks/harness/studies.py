@@ -66,7 +66,9 @@ def read_run_sets(
                 tried = trial(config, run_set, values)
                 tried_lines = _final_lines(tried, variant_lines, reported=False)
                 summaries = _read_summaries(tried, tried_lines)
-                trials.append(tried._replace(summaries=summaries))
+                # Trials near the best have more seeds than others.
+                tried_seeds = range(min(summaries), max(summaries) + 1)
+                trials.append(tried._replace(seeds=tried_seeds, summaries=summaries))
             reported_lines = _final_lines(run_set, variant_lines, reported=True)
             summaries = _read_summaries(run_set, reported_lines)
             yield run_set._replace(

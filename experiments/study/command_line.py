@@ -370,7 +370,7 @@ def _read_values(flag: str, name: str, value_text: str) -> Axis:
     """Reads the values of one axis."""
     # A list may have colons, too: partition=iid,dirichlet:0.1.
     if re.search(r"^[\s+\-.\deE]+:|:(log|linear):", value_text):
-        bounds, count, near = _read_range(value_text)
+        bounds, count, near, near_seeds = _read_range(value_text)
         if near and flag == "--sweep":
             raise ValueError("values near the best are for --tune: leave out +MORE")
         values = spaced(*bounds, count)
@@ -379,7 +379,7 @@ def _read_values(flag: str, name: str, value_text: str) -> Axis:
                 f"there are not {count} whole numbers in this range; write the ends "
                 "with a point, such as 1.0, for other numbers"
             )
-        return Axis(name, values, bounds, near)
+        return Axis(name, values, bounds, near, near_seeds)
     return list_axis(flag, name, [value.strip() for value in value_text.split(",")])
 
 
@@ -406,23 +406,29 @@ def list_axis(flag: str, name: str, values: Sequence[str]) -> Axis:
     return Axis(name, tuple(values))
 
 
-def _read_range(text: str) -> tuple[tuple[float, float, bool], int, int]:
-    """Reads the ends, the spacing, and the numbers of values and of near ones."""
+def _read_range(text: str) -> tuple[tuple[float, float, bool], int, int, int]:
+    """Reads the ends, the spacing, and the numbers of values, near ones and seeds."""
     parts = text.split(":")
     number, plus, more = parts[-1].partition("+")
-    match [literal(x) for x in (*parts[:-1], number, more if plus else "0")]:
+    more, times, seeds = more.partition("x")
+    words = (*parts[:-1], number, more if plus else "0", seeds if times else "0")
+    match [literal(word) for word in words]:
         case [
             int() | float() as low,
             int() | float() as high,
             ("log" | "linear") as spacing,
             int() as count,
             int() as near,
-        ] if not plus or (spacing == "log" and near > 0):
+            int() as near_seeds,
+        ] if (not plus or (spacing == "log" and near > 0)) and (
+            not times or near_seeds > 0
+        ):
             is_log = spacing == "log"
         case _:
             raise ValueError(
                 "a range must be LOW:HIGH:log:COUNT, with +MORE behind it for values "
-                "near the best, or LOW:HIGH:linear:COUNT"
+                "near the best and xSEEDS behind that for their seeds, or "
+                "LOW:HIGH:linear:COUNT"
             )
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise ValueError(f"{parts[0]} must be below {parts[1]}")
@@ -434,7 +440,7 @@ def _read_range(text: str) -> tuple[tuple[float, float, bool], int, int]:
         raise ValueError(
             f"{count:,} values are too many: a study makes at most {MOST_RUNS:,} runs"
         )
-    return (low, high, is_log), count, near
+    return (low, high, is_log), count, near, near_seeds
 
 
 def spaced(low: float, high: float, logarithmic: bool, count: int) -> Words:

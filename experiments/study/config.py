@@ -91,7 +91,7 @@ class StudyFlags:
     tune: tuple[str, ...] = flag(
         "tune a flag for each algorithm on validation data, over LOW:HIGH:log:COUNT, "
         "LOW:HIGH:linear:COUNT or a list; log:COUNT+MORE continues beyond an end and "
-        "near the best; may be repeated",
+        "near the best, log:COUNT+MORExSEEDS with more seeds there; may be repeated",
         (),
         group=Group("tuning"),
         metavar="FLAG=…",
@@ -368,6 +368,12 @@ def _conflicts(config: StudyConfig) -> Iterator[str]:
             f"--seeds must be at most {FIRST_TUNING_SEED} with --tune, whose trials "
             f"have the seeds after these, got {config.seeds}"
         )
+    for axis in config.tuned:
+        if 0 < axis.near_seeds <= config.tune_seeds:
+            yield (
+                f"--tune {axis.flag}: x{axis.near_seeds} needs more seeds near the "
+                f"best than --tune-seeds {config.tune_seeds}, which all trials have"
+            )
     if config.worker_batch is not None and "batch_size" in set_parameters:
         yield "--worker-batch and --batch-size both set the batch: give one"
     if config.worker_batch and any("workers" in axis.flags for axis in config.tuned):
@@ -408,5 +414,8 @@ def count_runs(config: StudyConfig) -> int:
     num_runs = 0
     for variant in config.variants:
         runs_of_point = variant.trials * config.tune_seeds + config.seeds
+        for axis in variant.tuned:
+            more_seeds = max(0, axis.near_seeds - config.tune_seeds)
+            runs_of_point += (1 + axis.near) * more_seeds
         num_runs += variant.num_points * runs_of_point
     return num_runs

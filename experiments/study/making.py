@@ -20,7 +20,14 @@ from experiments.checkpoint import lock
 from experiments.command import stopping, terminal
 from experiments.command.errors import BadRequest, in_one_line
 from experiments.one_run import Folder
-from experiments.study.runs import Loader, RunSet, command_of, damage, is_done
+from experiments.study.runs import (
+    Loader,
+    RunSet,
+    command_of,
+    damage,
+    is_done,
+    join_trials,
+)
 from experiments.training import run_folder
 from experiments.training.config import RunConfig
 from experiments.training.loop import correct
@@ -192,7 +199,7 @@ class StudyQueue:
         """Adds further trials, or, without any, the runs with the chosen values."""
         planned = self.planned[number]
         for trials in self._further[number]:
-            planned = planned._replace(trials=[*planned.trials, *trials])
+            planned = planned._replace(trials=join_trials(planned.trials, trials))
             self.planned[number] = planned
             self.total += sum(len(x.seeds) for x in trials)
             self._trials[number] = self._add(number, trials, place)

@@ -137,11 +137,15 @@ def _remark_tuning(
     trials = str(trial_counts[-1])
     if len(trial_counts) > 1:
         trials = f"{trial_counts[0]} to {trial_counts[-1]}"
+    tune_seeds = format_count(config.tune_seeds, "seed")
+    near_seeds = max((axis.near_seeds for axis in config.tuned), default=0)
+    if near_seeds:
+        tune_seeds = f"{tune_seeds}, near the best {near_seeds}"
     yield say(
         "remark.tuned",
         flags=flags,
         trials=trials,
-        tune_seeds=format_count(config.tune_seeds, "seed"),
+        tune_seeds=tune_seeds,
         share=100 * TUNE_SHARE,
     )
 

@@ -20,7 +20,14 @@ from experiments.data.downloads import sha256
 from experiments.files import Damaged
 from experiments.study.config import FIRST_TUNING_SEED, TUNE_SHARE, StudyConfig
 from experiments.study.statistics import LOSS, MIN_SEEDS, Measure, choose_measure
-from experiments.study.variants import Variant, at, combinations, format_values, name_at
+from experiments.study.variants import (
+    Axis,
+    Variant,
+    at,
+    combinations,
+    format_values,
+    name_at,
+)
 from experiments.tasks.task import Data
 from experiments.training import run_folder
 from experiments.training.config import RunConfig
@@ -380,10 +387,12 @@ def further(study: StudyConfig, loader: Loader, made: RunSet) -> Iterator[list[R
 
     All variants follow one rule: a best value at an end of a range is followed beyond
     it, with all values of the other flags, and then values near the best one are tried.
-    See `Axis`.
+    See `Axis`. Of an axis with `near_seeds` the best one and those near it are then
+    repeated with so many seeds, see `repeat_near`.
     """
     ranges = made.variant.tuned
     trials = [*made.trials]
+    windows: dict[str, list[RunSet]] = {}  # the best and those near it, by flag
     near = [x for x in ranges if x.near]
     turns = all_turns = [(x, False) for x in near] + [(x, True) for x in near]
     while turns and (best := _best(trials, study.measure)):
@@ -408,9 +417,83 @@ def further(study: StudyConfig, loader: Loader, made: RunSet) -> Iterator[list[R
                 )
                 found.append(each)
         trials += found
+        if is_near:
+            windows[own.flag] = [best, *found]
         yield found
         if found and not is_near:  # the best of another flag may lie at an end now
             turns = all_turns
+    for axis in near:
+        if axis.near_seeds and axis.flag in windows:
+            window = windows[axis.flag]
+            yield from repeat_near(study, loader, made, axis, window, trials)
+
+
+def repeat_near(
+    study: StudyConfig,
+    loader: Loader,
+    made: RunSet,
+    axis: Axis,
+    window: Sequence[RunSet],
+    trials: Sequence[RunSet],
+) -> Iterator[list[RunSet]]:
+    """Yields further seeds of the trials near the best, and of values beyond these.
+
+    As long as the best of the window, by all its seeds, lies at an end, the next value
+    beyond it is tried, too, with all seeds: up to MOST_BEYOND values.
+
+    Args:
+        study, loader, made: as for `further`.
+        axis: the axis along which the window's trials lie.
+        window: the best trial and those near it.
+        trials: all trials so far; of one that is there, only its further seeds are
+            yielded.
+    """
+    last_seed = FIRST_TUNING_SEED + axis.near_seeds
+    all_seeds = range(FIRST_TUNING_SEED, last_seed)
+    more_seeds = range(FIRST_TUNING_SEED + study.tune_seeds, last_seed)
+    known_values = [known.values for known in trials]
+    yield [near_trial._replace(seeds=more_seeds) for near_trial in window]
+    wide_window = [near_trial._replace(seeds=all_seeds) for near_trial in window]
+    while best := _best(wide_window, study.measure):
+        window_values = [near_trial.values[axis.flag] for near_trial in wide_window]
+        value = axis.value_beyond(window_values, best.values[axis.flag])
+        if value is None:
+            return
+        values = {**best.values, axis.flag: value}
+        try:
+            beyond = trial(study, made, values)
+            first_config = beyond.config_of(FIRST_TUNING_SEED)
+            loader.plan(first_config, objects=made.variant.objects)
+        except (BadRequest, ValueError):
+            return  # beyond the ends that the user gave, a value may be impossible
+        is_known = values in known_values
+        yield [beyond._replace(seeds=more_seeds if is_known else all_seeds)]
+        wide_window.append(beyond._replace(seeds=all_seeds))
+
+
+def join_trials(trials: Sequence[RunSet], more: Sequence[RunSet]) -> list[RunSet]:
+    """Returns the trials with further ones; those of the same values become one.
+
+    Args:
+        trials: trials, each with other values.
+        more: further trials; if one has the values of a trial, its seeds continue those
+            of that trial.
+    """
+    by_values = {known.trial: known for known in trials}
+    for further_trial in more:
+        known = by_values.get(further_trial.trial)
+        if known is None:
+            by_values[further_trial.trial] = further_trial
+        else:
+            seeds = range(known.seeds.start, further_trial.seeds.stop)
+            by_values[further_trial.trial] = known._replace(seeds=seeds)
+    return [*by_values.values()]
+
+
+def deciding_trials(trials: Sequence[RunSet]) -> list[RunSet]:
+    """Returns the trials with the most seeds: these alone decide."""
+    most_seeds = max((len(one.seeds) for one in trials), default=0)
+    return [one for one in trials if len(one.seeds) == most_seeds]
 
 
 def chosen(made: RunSet, measure_key: str | None) -> RunSet | None:
@@ -428,7 +511,7 @@ def chosen(made: RunSet, measure_key: str | None) -> RunSet | None:
     """
     if not made.trials:
         return made
-    best = _best(made.trials, measure_key)
+    best = _best(deciding_trials(made.trials), measure_key)
     if best is None:
         return None
     common = at(made.common, made.variant.read(best.values))
@@ -475,15 +558,22 @@ def tuning_of(tuned: RunSet, by: Measure) -> list[Tuning]:
     rank = partial(_rank, by=by)
     if not trials:
         return []
-    best = max(trials, key=rank)
-    resampled = _best_of_resamples(trials, by)
+    deciding = deciding_trials(trials)
+    best = max(deciding, key=rank)
+    resampled = _best_of_resamples(deciding, by)
     # The same for all flags, and the same resamples for all variants.
     shortfalls = [_mean(x, by) - _mean(best, by) for x in resampled]
     found = []
     for flag, value in best.values.items():
-        # The score of a value is that of its best trial over all other tuned flags.
-        tops = {x.values[flag]: x for x in sorted(trials, key=rank)}
+        # The score of a value is that of its best trial over all other tuned flags, of
+        # those with the most seeds.
+        ranked = sorted(trials, key=lambda one: (len(one.seeds), *rank(one)))
+        tops = {one.values[flag]: one for one in ranked}
         values = sorted(tops, key=float)
+        window = sorted({x.values[flag] for x in deciding}, key=float)
+        ends = {values[0], values[-1]}
+        if len(window) > 1:
+            ends |= {window[0], window[-1]}
         scores = [None if tops[x].lost(by) else _mean(tops[x], by) for x in values]
         # The middle 95 %, and the best value, which no resample may have chosen.
         picked = sorted(float(x.values[flag]) for x in resampled)
@@ -497,7 +587,7 @@ def tuning_of(tuned: RunSet, by: Measure) -> list[Tuning]:
                 values=[float(x) for x in values],
                 scores=scores,
                 chosen=float(value),
-                at_edge=len(values) > 1 and value in (values[0], values[-1]),
+                at_edge=len(values) > 1 and value in ends,
                 low=min(likely, default=None),
                 high=max(likely, default=None),
                 shortfalls=shortfalls,

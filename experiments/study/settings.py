@@ -18,7 +18,7 @@ def list_settings(config: StudyConfig, run_sets: Sequence[RunSet]) -> dict[str, 
     settings = {"task": _task_name(config, run_sets)}
     settings["seeds"] = f"0 to {config.seeds - 1}"
     if config.tuned:
-        settings["seeds of a trial"] = str(config.tune_seeds)
+        settings["seeds of a trial"] = _describe_tune_seeds(config)
     arguments = _describe_arguments(run_sets)
     if arguments:
         settings["arguments"] = arguments
@@ -41,6 +41,15 @@ def list_settings(config: StudyConfig, run_sets: Sequence[RunSet]) -> dict[str, 
         if any(value is not None for value in values):
             settings[name] = _join_values(run_sets, [str(value) for value in values])
     return settings
+
+
+def _describe_tune_seeds(config: StudyConfig) -> str:
+    """Returns the seeds of a trial, and those of a trial near the best."""
+    text = str(config.tune_seeds)
+    for axis in config.tuned:
+        if axis.near_seeds:
+            text += f"; {axis.near_seeds} near the best {axis.flag.replace('_', '-')}"
+    return text
 
 
 def _describe_all_reduces(config: StudyConfig, run_sets: Sequence[RunSet]) -> str:

@@ -14,7 +14,7 @@ from experiments.training.config import RunConfig
 from experiments.training.objects import NO_OBJECTS, Objects
 
 # The largest number of runs of a study, and so of values on an axis.
-MOST_RUNS = 10_000
+MOST_RUNS = 20_000
 # Trials after an axis's own values: see `Axis`.
 NEAR = 1.2  # the factor between values near the best
 MOST_BEYOND = 4  # values beyond the ends
@@ -32,6 +32,8 @@ class Axis(NamedTuple):
         bounds: low, high and whether logarithmic, for a range; None for a list.
         near: how many values near the best one are tried after these. With any, a best
             value at an end is first followed beyond it.
+        near_seeds: tuning seeds of the best one and of those near it, by which the
+            value is chosen; 0: as many as of other trials.
         fallbacks: lists of the same length, for algorithms without these parameters.
     """
 
@@ -39,6 +41,7 @@ class Axis(NamedTuple):
     values: Words
     bounds: tuple[float, float, bool] | None = None
     near: int = 0
+    near_seeds: int = 0
     fallbacks: tuple["Axis", ...] = ()
 
     @property
@@ -96,9 +99,33 @@ class Axis(NamedTuple):
         else:
             ends = {tried_numbers[0]: 1 / ratio, tried_numbers[-1]: ratio}
             factors = [ends.get(float(best), 1)]
-        form = ".0f" if are_whole(low, high) else ".3g"
-        texts = dict.fromkeys(f"{float(best) * x:{form}}" for x in factors)
+        texts = dict.fromkeys(self._format(float(best) * x) for x in factors)
         return tuple(x for x in texts if float(x) not in tried_numbers)
+
+    def value_beyond(self, window: Collection[str], best: str) -> str | None:
+        """Returns the value beyond the end of a window at which the best lies.
+
+        Args:
+            window: values near the best one, spaced by the factor NEAR.
+            best: the best of them.
+
+        Returns:
+            None if the best lies between others, is the only one, or if MOST_BEYOND
+            values beyond the first window have been tried.
+        """
+        numbers = sorted(map(float, window))
+        if len(numbers) < 2 or len(numbers) > self.near + MOST_BEYOND:
+            return None
+        factors = {numbers[0]: 1 / NEAR, numbers[-1]: NEAR}
+        if float(best) not in factors:
+            return None
+        value = self._format(float(best) * factors[float(best)])
+        return None if float(value) in numbers else value
+
+    def _format(self, value: float) -> str:
+        """Returns the text of a value: of a whole number, if the ends are."""
+        assert self.bounds is not None
+        return f"{value:.0f}" if are_whole(*self.bounds[:2]) else f"{value:.3g}"
 
 
 def are_whole(low: float, high: float) -> bool:

@@ -42,8 +42,8 @@ STUDIES = {
     "--algos bmuf --sweep=workers=1,3 --batch-size=64": ["divide over 3 workers"],
     "--jobs 2 --scheduler tcp://127.0.0.1:1": ["--jobs", "--scheduler"],
     "--list --jobs 2": ["--list", "--jobs"],
-    "--algos sync_sgd --lr 0.1 --seeds 20000": [
-        "would make 20,000 runs, more than 10,000",
+    "--algos sync_sgd --lr 0.1 --seeds 20001": [
+        "would make 20,001 runs, more than 20,000",
         "give fewer values to --tune or --sweep, or fewer --seeds",
     ],
     "--worker-batch 4 --tune=workers=2,4": [
@@ -53,6 +53,11 @@ STUDIES = {
         "--lr can be swept or tuned once only: name it in one --sweep or --tune",
     ],
     "--sweep=lr=0.1:1:log:3+2": ["are for --tune: leave out +MORE"],
+    "--tune=lr=0.1:1:log:3+2x0": ["+MORE behind it", "xSEEDS behind that"],
+    "--tune=lr=0.1:1:log:3x5": ["+MORE behind it", "xSEEDS behind that"],
+    "--tune=lr=0.1:1:log:3+2x5 --tune-seeds=5": [
+        "--tune lr: x5 needs more seeds near the best than --tune-seeds 5"
+    ],
     "--scheduler nowhere": ["a scheduler file", "'nowhere'"],
     "--scheduler tls://127.0.0.1:1": ["tls:// needs certificates"],
 }

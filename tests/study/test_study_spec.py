@@ -13,6 +13,7 @@ from experiments.command.flags import config_words
 from experiments.command.words import as_words, flag_groups, parameter
 from experiments.study import command_line, config, runs, variants
 from experiments.study.runs import Loader, RunSet
+from experiments.study.statistics import ACCURACY
 from experiments.training.config import RunConfig, parse
 from experiments.training.run_folder import default_out
 
@@ -122,6 +123,10 @@ def test_values_beyond_an_end_and_near_the_best_follow_a_range():
             # four beyond are enough
         )
     )
+    assert found.near_seeds == 0
+    wide = command_line.parse_axis("--tune", "lr=0.1:0.4:log:3+4x25")
+    assert (wide.values, wide.near, wide.near_seeds) == (found.values, 4, 25)
+    assert wide.record == found.record  # a folder is continued with more seeds
     near = ("0.139", "0.167", "0.24", "0.288")
     assert found.further_values(tried, "0.2", is_near=True) == near
     assert found.further_values({*tried, "0.240"}, "0.2", is_near=True) == (
@@ -222,6 +227,57 @@ def test_an_optimum_at_an_end_is_followed_and_then_refined(
     *ends, last = followed(decided, loader, score)
     assert ends == [[(x, "0.1"), (x, "0.5")] for (x,) in expected[:-1]]
     assert last == [(x, "0.1") for x in expected[-1]]
+
+
+def play_tuning(decided, loader, score):
+    """The trials of a row once all have ended, and those that each turn added.
+
+    The accuracy of a run is score(lr, seed).
+    """
+    first = runs.run_sets(decided, loader)[0]
+    further = runs.further(decided, loader, first)
+    row = first
+    turns = []
+    more = first.trials
+    while more is not None:
+        for tried in more:
+            for seed in tried.missing():
+                accuracy = score(float(tried.values["lr"]), seed)
+                write(tried.run(seed), "sync_sgd", (0.1, 0.2, accuracy))
+        turns.append({x.values["lr"]: len(x.seeds) for x in more})
+        row = row._replace(trials=runs.join_trials(row.trials, more))
+        more = next(further, None)
+    return row, turns
+
+
+def test_more_seeds_decide_among_the_values_near_the_best(loader, tmp_path):
+    """The first two seeds prefer 0.2, and all six 0.4: the window moves to it."""
+    words = "--algos=sync_sgd --seeds=1 --tune-seeds=2 --tune=lr=0.1:0.4:log:3+2x6"
+    decided = config_of(*words.split(), f"--out={tmp_path}")
+
+    def score(lr, seed):
+        peak = 0.2 if seed < runs.FIRST_TUNING_SEED + 2 else 0.4
+        return 0.9 - abs(np.log(lr / peak)) / 20
+
+    row, turns = play_tuning(decided, loader, score)
+    assert [x for x in turns if x] == [
+        {"0.1": 2, "0.2": 2, "0.4": 2},
+        {"0.167": 2, "0.24": 2},
+        # Two of the six seeds exist.
+        {"0.2": 4, "0.167": 4, "0.24": 4},
+        {"0.288": 6},
+        {"0.346": 6},
+        {"0.415": 6},
+        {"0.498": 6},
+    ]
+    chosen = runs.chosen(row, None)
+    assert chosen is not None and chosen.values == {"lr": "0.415"}
+    read = row.read()
+    (tuning,) = runs.tuning_of(read, ACCURACY)
+    assert (tuning.chosen, tuning.at_edge) == (0.415, False)
+    # 0.4 is no better by more seeds than its neighbours: it has two, and no say.
+    seeds = {x.values["lr"]: len(x.summaries) for x in read.trials}
+    assert (seeds["0.1"], seeds["0.4"], seeds["0.415"]) == (2, 2, 6)
 
 
 def test_two_optima_beyond_their_ranges_are_found_together(loader, tmp_path):
