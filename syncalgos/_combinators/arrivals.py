@@ -44,7 +44,12 @@ def arrivals(strategy: Strategy, undeclared: Steps = ALWAYS) -> list[Part]:
             steps = undeclared
         return [_limit_steps(steps, combination.arrives)]
     if combination.clock is not None and combination.clock.averages:
-        return [_list_replica_arrivals(strategy)]
+        # A mean of earlier replicas includes what these include.
+        [member] = combination.members
+        is_averaged = introspection.combination(member).clock == combination.clock
+        if is_averaged:
+            return arrivals(member, undeclared)
+        return [_list_replica_arrivals(member)]
     parts: list[Part] = []
     for member in reversed(combination.members):
         if introspection.has_center(member):
@@ -80,7 +85,8 @@ def _list_replacements(strategy: Strategy) -> Part:
     if delay is not None:
         part = ()
         if introspection.reduces(strategy):
-            part += (Arrival(ALWAYS, delay.steps),)
+            rounds = introspection.rounds_late(strategy)
+            part += (Arrival(ALWAYS, delay.steps, rounds),)
         if combination.landing is not None and delay.replaces:
             part += (Arrival(combination.landing, delay.steps),)
         return part
@@ -213,4 +219,6 @@ def _find_included_steps(
         round_starts = np.concatenate([[0], np.flatnonzero(tables[arrival.ends]) + 1])
         start = round_starts[np.searchsorted(round_starts, included_steps, "left") - 1]
         included_steps = np.minimum(included_steps, start + arrival.quota)
+        if arrival.quota == 0:  # no worker makes a step in any round
+            included_steps[:] = 0
     return np.maximum(included_steps, 0)

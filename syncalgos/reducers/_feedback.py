@@ -9,7 +9,7 @@ from syncalgos import checks, collectives
 from syncalgos._dtypes import if_finite, narrow, widen, zeros
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.reducers._reducer import Reducer, call_combine
-from syncalgos.reducers._resolve import AnyReducer, resolve
+from syncalgos.reducers._resolve import IN_TRANSFORMATION, AnyReducer, resolve
 from syncalgos.strategy import factory
 
 
@@ -81,7 +81,7 @@ def error_feedback(
         new_state = if_finite(combined, FeedbackState(residual, inner_state), state)
         return narrow(combined, updates), narrow(sent_updates, updates), new_state
 
-    return Reducer(combine, init)
+    return Reducer(combine, init, calls_late=wrapped.calls_late)
 
 
 class Ef21State(NamedTuple):
@@ -178,7 +178,7 @@ def ef21(
         new_state = if_finite(mean, new_state, state)
         return narrow(mean, updates), narrow(public_copy, updates), new_state
 
-    return Reducer(combine, init, takes_feedback=False)
+    return Reducer(combine, init, takes_feedback=False, calls_late=wrapped.calls_late)
 
 
 def _resolve_any(where: str, reducer: AnyReducer, axis: Axis, seed: int) -> Reducer:
@@ -224,7 +224,8 @@ def late(
 
     In `every(outer_step(outer, late()), period)`, pseudo-gradients have a whole round
     to arrive, while the workers continue training. `average` refuses it: params do not
-    begin with zeros.
+    begin with zeros. So does any other transformation around `late`, as it would not
+    tell that results are late: write late(optax.chain(…)).
 
     Args:
         reducer: any reducer, its factory, or a name (see `AnyReducer`).
@@ -248,6 +249,12 @@ def late(
     def combine(
         updates: PyTree, state: LateState, step: Any
     ) -> tuple[PyTree, PyTree, LateState]:
+        if IN_TRANSFORMATION.get():
+            raise ValueError(
+                "late: inside another transformation, such as optax.chain, nothing "
+                "tells that results come a call later: put late around it, as "
+                "late(optax.chain(…))"
+            )
         combined, _, inner_state = call_combine(
             wrapped.combine, updates, state.reducer, step
         )

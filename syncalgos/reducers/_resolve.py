@@ -10,7 +10,7 @@ import optax
 
 from syncalgos import _jaxprs, checks, collectives
 from syncalgos.collectives import Axis, PyTree
-from syncalgos.collectives._axes import trace_over
+from syncalgos.collectives._axes import Setting, trace_over
 from syncalgos.collectives._shares import (
     leaving_out_reducers,
     noted_share,
@@ -29,6 +29,9 @@ REDUCERS: dict[str, Callable[..., Transformation]] = {
     "trimmed": _robust.trimmed,
     "clipped": _robust.clipped,
 }
+
+IN_TRANSFORMATION: Setting[bool] = Setting("in_transformation", False)
+"""Whether a reducer is called by a transformation, which hides what it declares."""
 
 AnyReducer = Transformation | Callable[..., Transformation] | str
 """A reducer; or its factory, called with `axis` (and `seed`, if it has one); or one of
@@ -128,10 +131,11 @@ def _check_updates(
         updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any
     ) -> tuple[PyTree, PyTree]:
         call = functools.partial(transformation.update, **extra)
-        if noted_share() is None:
-            combined, state = call(updates, state, params)
-        else:
-            combined, state = _weigh_in_reducers(call, updates, state, params, axis)
+        with IN_TRANSFORMATION.set_to(True):
+            if noted_share() is None:
+                combined, state = call(updates, state, params)
+            else:
+                combined, state = _weigh_in_reducers(call, updates, state, params, axis)
         changer = f"{where}: the transformation"
         return require_same(changer, "updates", updates, combined), state
 

@@ -44,6 +44,15 @@ def is_matrix(path, shape):
 COMPOSITIONS = {
     "delayed gradients": lambda: sa.delayed(sa.sync_sgd(), 2),
     "late gradients": lambda: sa.sync_sgd(reduce=sa.reducers.late()),
+    "delayed late gradients": lambda: sa.delayed(
+        sa.sync_sgd(reduce=sa.reducers.late()), 2
+    ),
+    "late gradients with feedback": lambda: sa.sync_sgd(
+        reduce=sa.reducers.error_feedback(sa.reducers.late())
+    ),
+    "late clipped gradients": lambda: sa.sync_sgd(
+        reduce=sa.reducers.late(optax.chain(optax.clip(1e6), sa.reducers.mean()))
+    ),
     "delayed bmuf": lambda: sa.delayed(sa.bmuf(4), 2),
     "delayed bmuf, added": lambda: sa.delayed(sa.bmuf(4), 2, arrival="add"),
     "delayed averages": lambda: sa.delayed(sa.model_averaging(4), 2),
@@ -58,6 +67,10 @@ COMPOSITIONS = {
     "paced bmuf": lambda: sa.paced(sa.bmuf(4), [2, 2, 2, 2]),
     "paced bmuf, one slower": lambda: sa.paced(sa.bmuf(4), [1, 2, 3, 2]),
     "paced averages": lambda: sa.paced(sa.model_averaging(4), [2, 2, 2, 2]),
+    "paced bmuf without steps": lambda: sa.paced(sa.bmuf(4), [0, 0, 0, 0]),
+    "moving average of paced bmuf": lambda: sa.ema(
+        sa.paced(sa.bmuf(4), [1, 3, 2, 0]), 0.5
+    ),
     "moving average": lambda: sa.ema(sa.bmuf(4), 0.5),
     "moving average of averages": lambda: sa.ema(sa.model_averaging(4), 0.5),
     "a schedule": lambda: sa.every(

@@ -80,6 +80,14 @@ CALLS = [
             sa.reducers.ef21("int8"),
         )
     ),
+    (
+        lambda: synced(
+            sa.outer_step(
+                optax.sgd(1.0), optax.chain(sa.reducers.late(), optax.scale(1.0))
+            )
+        ),
+        r"late: .* put late around it, as late\(optax.chain",
+    ),
     (lambda: sa.outer_step(optax.sgd), r"outer_step: outer must.*call it: sgd"),
     (lambda: sa.outer_step(0.7), "must be an optax optimizer, got 0.7"),
     (lambda: sa.reset(3), "reset: optimizer must be an optax optimizer, got 3"),
