@@ -206,7 +206,7 @@ def compare(
     if plan.failures:
         raise BadRequest(plan.failures[0][1].line)
     call = _describe_call(algos, seeds, tune or {}, flags or {})
-    report = analysis.report(config, runs, call)
+    report = analysis.make_report(config, runs, call)
     rows = [page.csv_row(report, row) for row in report.rows]
     return Study(rows, [*study.final_lines(runs)], config.folder, report)
 

@@ -54,7 +54,7 @@ def best_table(report: Report) -> list[str]:
     edges = {(x.label, x.flag) for x in report.tuning if x.at_edge}
 
     def cells(row: Row) -> list[str]:
-        assert row.measure and row.bytes_per_worker and reference.bytes_per_worker
+        assert row.result and row.bytes_per_worker and reference.bytes_per_worker
         values = {}
         for flag, value in row.tuned.items():
             is_at_edge = (row.label, flag) in edges
@@ -68,7 +68,7 @@ def best_table(report: Report) -> list[str]:
             difference = "{} [{}, {}]".format(
                 *[_format_value(x or 0.0, measure) for x in numbers]
             )
-        final = _format_with_deviation(*row.measure[:2], measure)
+        final = _format_with_deviation(*row.result[:2], measure)
         return [
             relative_bytes,
             final,
@@ -139,10 +139,10 @@ def _sort_rows(report: Report) -> list[Row]:
     """Returns the rows that have a result, the best first."""
 
     def loss(row: Row) -> float:
-        assert row.measure
-        return -report.measure.side * row.measure[0]
+        assert row.result
+        return -report.measure.side * row.result[0]
 
-    return sorted([row for row in report.rows if row.measure], key=loss)
+    return sorted([row for row in report.rows if row.result], key=loss)
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -46,7 +46,9 @@ NO_METRICS = ("step", "bytes_per_worker", "seconds", "learning_rate")
 Pair = tuple[Row, Row]
 
 
-def report(config: StudyConfig, run_sets: Sequence[RunSet], command: str) -> Report:
+def make_report(
+    config: StudyConfig, run_sets: Sequence[RunSet], command: str
+) -> Report:
     """Returns the report of a study, a function of its files alone.
 
     Args:
@@ -89,13 +91,14 @@ def report(config: StudyConfig, run_sets: Sequence[RunSet], command: str) -> Rep
         measure=measure,
         baseline=config.compared_to,
         rows=rows,
-        points=rankings(rows, measure),
+        rankings=rank_rows(rows, measure),
         terms=rate_terms.terms,
-        times=rate_terms.ratio,
+        rate_ratio=rate_terms.ratio,
         target=config.target,
         curves=curves,
         networks=list(config.networks),
-        step_seconds=(step_seconds, step_seconds_origin),
+        step_seconds=step_seconds,
+        step_seconds_origin=step_seconds_origin,
         sweep=config.swept.flag if config.swept else "",
         tuning=tunings,
         title=sentences.make_title(labels, shown_settings["task"]),
@@ -146,7 +149,7 @@ def make_row(run_set: RunSet, measure: Measure, tunings: Sequence[Tuning]) -> Ro
         point=run_set.point,
         seeds=len(run_set.summaries),
         diverged=run_set.diverged,
-        measure=statistics.spread([*final.values()]) if final else None,
+        result=statistics.spread([*final.values()]) if final else None,
         loss=statistics.spread([*losses.values()]) if losses else None,
         lr=summary.lr,
         effective_lr=summary.effective_lr,
@@ -455,7 +458,7 @@ def _choose_basis(difference: Difference, kind: Kind, measure: Measure) -> Basis
     return Basis.ALL_SEEDS
 
 
-def rankings(rows: Sequence[Row], measure: Measure) -> dict[str, Ranking]:
+def rank_rows(rows: Sequence[Row], measure: Measure) -> dict[str, Ranking]:
     """Ranks rows by the differences of their final measures from the best.
 
     P-values are corrected for all pairs of rows, because any could have been the best.
@@ -489,7 +492,7 @@ def rankings(rows: Sequence[Row], measure: Measure) -> dict[str, Ranking]:
     compared_pairs = zip(point_of_pair, pairs, differences, strict=True)
     for point, (row, _), difference in compared_pairs:
         standing = results.classify_difference(difference, measure)
-        if row.measure is None:
+        if row.result is None:
             standing = Standing.NO_RESULT
         elif standing is Standing.WORSE and row.at_edge:
             standing = Standing.AT_EDGE

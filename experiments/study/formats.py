@@ -56,7 +56,7 @@ def format_spread(spread: Spread | None, measure: Measure) -> str:
 
 def format_range(rows: Sequence[Row], measure: Measure) -> str:
     """Returns the lowest and the highest mean: "96.6 to 98.1 %"."""
-    means = [row.measure.mean for row in rows if row.measure]
+    means = [row.result.mean for row in rows if row.result]
     lowest = format_value(min(means), measure)
     highest = format_value(max(means), measure)
     if lowest == highest:
@@ -174,7 +174,7 @@ def format_sent_bytes(row: Row) -> str:
     """Returns the most bytes that a worker sent."""
     if row.bytes_per_worker is not None:
         return size(row.bytes_per_worker)
-    return MISSING if row.measure is None else "not counted"
+    return MISSING if row.result is None else "not counted"
 
 
 def format_syncs(row: Row) -> str:
@@ -192,7 +192,7 @@ def format_time_to_target(row: Row, network: str) -> str:
 
 def format_steps_to_target(row: Row) -> str:
     """Returns the local steps to the target."""
-    if row.measure is None:
+    if row.result is None:
         return MISSING
     if row.steps_to_target is None:
         return f"not in {row.steps:,} steps"

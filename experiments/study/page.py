@@ -190,8 +190,8 @@ def _sweep_value(report: Report, row: Row) -> dict[str, str]:
 
 
 def _describe_result(report: Report, row: Row) -> str:
-    if row.measure:
-        return formats.format_spread(row.measure, report.measure)
+    if row.result:
+        return formats.format_spread(row.result, report.measure)
     return "all diverged" if row.diverged == row.seeds else "undefined"
 
 
@@ -305,8 +305,8 @@ def csv_row(report: Report, row: Row) -> dict[str, Any]:
         **_sweep_value(report, row),
         "seeds": row.seeds,
         "diverged": row.diverged,
-        f"{key}_mean": row.measure and row.measure.mean,
-        f"{key}_sd": row.measure and row.measure.deviation,
+        f"{key}_mean": row.result and row.result.mean,
+        f"{key}_sd": row.result and row.result.deviation,
         "test_loss_mean": row.loss and row.loss.mean,
         "test_loss_sd": row.loss and row.loss.deviation,
         "difference_mean": difference and difference.mean,

@@ -78,7 +78,7 @@ def _remark_losses(report: Report) -> Iterator[str]:
         losses = describe_losses(row)
         if losses:
             remarks.append(say("lost.sentence", row=row.name, lost=losses))
-            has_results = has_results or row.measure is not None
+            has_results = has_results or row.result is not None
     if has_results:
         remarks[-1] = say("remark.others", losses=remarks[-1])
     yield from remarks

@@ -138,8 +138,8 @@ class Row(NamedTuple):
         algo: its algorithm, which several variants may share.
         point: value of the sweep, such as "workers=4"; "" without a sweep.
         seeds: number of runs.
-        diverged: number of runs that diverged; measure and loss leave them out.
-        measure: the study's measure; None if no run has it.
+        diverged: number of runs that diverged; result and loss leave them out.
+        result: the study's measure at the end; None if no run has it.
         loss: the test loss; None if all runs diverged.
         lr: nominal learning rate.
         effective_lr: None for methods without one, NaN if none was found.
@@ -165,7 +165,7 @@ class Row(NamedTuple):
     point: str
     seeds: int
     diverged: int
-    measure: Spread | None
+    result: Spread | None
     loss: Spread | None
     lr: float
     effective_lr: float | None
@@ -236,14 +236,15 @@ class Report(NamedTuple):
         measure: the measure that is compared.
         baseline: label of the variant to which all others are compared.
         rows: rows of the table, in the order of --algos.
-        points: the rankings by the value of the sweep, by "" without one.
+        rankings: the rankings by the value of the sweep, by "" without one.
         terms: ONE_NOMINAL, for which no winner is named, BY_HAND or BY_DEFAULT; "" if
             learning rates are tuned or alike.
-        times: ratio of the largest to the smallest effective learning rate.
+        rate_ratio: ratio of the largest to the smallest effective learning rate.
         target: the target for "time to target", unscaled; None without one.
         curves: the curves, in the order of the rows.
         networks: networks on which time is modelled.
-        step_seconds: seconds of a worker's local step by row, and their origin.
+        step_seconds: seconds of a worker's local step by row.
+        step_seconds_origin: where they are from, in words.
         sweep: the swept flag; "" without a sweep.
         tuning: scores by variant and flag; empty without tuning.
         title: the title, such as "sync_sgd, bmuf and diloco on digits".
@@ -262,13 +263,14 @@ class Report(NamedTuple):
     measure: Measure
     baseline: str
     rows: Sequence[Row]
-    points: Mapping[str, Ranking] = {}
+    rankings: Mapping[str, Ranking] = {}
     terms: str = ""
-    times: float = 1.0
+    rate_ratio: float = 1.0
     target: float | None = None
     curves: Sequence[Curve] = ()
     networks: Sequence[Network] = ()
-    step_seconds: tuple[Sequence[float], str] = ((0.0,), "")
+    step_seconds: Sequence[float] = (0.0,)
+    step_seconds_origin: str = ""
     sweep: str = ""
     tuning: Sequence[Tuning] = ()
     title: str = ""
@@ -304,9 +306,7 @@ def leader(rows: Sequence[Row], measure: Measure) -> Row | None:
 def leaders(rows: Sequence[Row], measure: Measure) -> list[Row]:
     """Returns all rows with the best mean; means that differ by rounding are equal."""
     scores = [
-        (measure.side * row.measure.mean, row)
-        for row in rows
-        if row.measure is not None
+        (measure.side * row.result.mean, row) for row in rows if row.result is not None
     ]
     best_score = max((score for score, _ in scores), default=0.0)
     least_score = best_score - ROUNDING * abs(best_score)

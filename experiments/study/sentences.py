@@ -113,7 +113,7 @@ def describe_p(comparison: Comparison) -> str:
 
 def describe_losses(row: Row) -> str:
     """Returns how many runs have no result, and why; "" if all have one."""
-    with_result = row.measure.count if row.measure else 0
+    with_result = row.result.count if row.result else 0
     undefined = row.seeds - row.diverged - with_result
     if undefined > 0 and row.diverged:
         return say(
@@ -158,7 +158,7 @@ def _labels_with_losses(rows: Sequence[Row]) -> str:
     labels = []
     for row in rows:
         label = row.label
-        if row.measure and describe_losses(row):
+        if row.result and describe_losses(row):
             label = say(
                 "answer.label_with_losses", label=label, lost=describe_losses(row)
             )
@@ -183,11 +183,11 @@ def lead(report: Report) -> str:
     """Returns the answer in one line."""
     if report.terms == ONE_NOMINAL:
         return say("lead.one_nominal")
-    if len(report.points) == 1:
-        [ranking] = report.points.values()
+    if len(report.rankings) == 1:
+        [ranking] = report.rankings.values()
         line = _lead_ranking(ranking, report.measure)
     else:
-        line = _lead_sweep(report.points, report.measure)
+        line = _lead_sweep(report.rankings, report.measure)
     if report.terms:
         return say("lead.on_terms", terms=capitalize_first(report.terms), lead=line)
     return line
@@ -319,9 +319,9 @@ def answer(report: Report) -> str:
     is_ranked = terms != ONE_NOMINAL
     lines = []
     if not is_ranked:
-        times = formats.format_factor(report.times)
+        times = formats.format_factor(report.rate_ratio)
         lines.append(say("answer.one_nominal", times=times))
-    for point, ranking in report.points.items():
+    for point, ranking in report.rankings.items():
         text = headline(ranking, report.measure, is_ranked=is_ranked)
         if terms and is_ranked:
             text = say("answer.on_terms", terms=terms, answer=text)
@@ -347,11 +347,11 @@ def headline(ranking: Ranking, measure: Measure, *, is_ranked: bool = True) -> s
     """
     rows = ranking.rows
     top = ranking.top
-    if top is None or top.measure is None:
+    if top is None or top.result is None:
         return say("answer.no_result", labels=join_words([row.label for row in rows]))
     if not is_ranked:
-        rows_with_result = [row for row in rows if row.measure is not None]
-        means = [row.measure.mean for row in rows if row.measure]
+        rows_with_result = [row for row in rows if row.result is not None]
+        means = [row.result.mean for row in rows if row.result]
         low = formats.format_value(min(means), measure)
         high = formats.format_value(max(means), measure)
         high_with_unit = formats.add_unit(high, measure)
@@ -366,8 +366,8 @@ def headline(ranking: Ranking, measure: Measure, *, is_ranked: bool = True) -> s
     fields = {
         "best": _labels_with_losses([top]),
         "measure": measure.name,
-        "mean": formats.format_spread(top.measure, measure),
-        "seeds": count_seeds(top.measure.count),
+        "mean": formats.format_spread(top.result, measure),
+        "seeds": count_seeds(top.result.count),
         "standing": _write_standings(ranking),
     }
     ties = results.leaders(rows, measure)[1:]
@@ -487,11 +487,11 @@ def numbers(report: Report) -> list[tuple[str, str]]:
     rows = report.rows
     measure = report.measure
     top = report.top
-    is_swept = len(report.points) > 1
-    if top is None or top.measure is None:
+    is_swept = len(report.rankings) > 1
+    if top is None or top.result is None:
         return []
-    rows_with_result = [row for row in rows if row.measure]
-    best_mean = formats.format_value(top.measure.mean, measure)
+    rows_with_result = [row for row in rows if row.result]
+    best_mean = formats.format_value(top.result.mean, measure)
     best_number = (
         formats.add_unit(best_mean, measure),
         say(
@@ -505,7 +505,7 @@ def numbers(report: Report) -> list[tuple[str, str]]:
         say("number.range", measure=measure.name),
     )
     if report.terms == ONE_NOMINAL:
-        ratio = formats.format_factor(report.times)
+        ratio = formats.format_factor(report.rate_ratio)
         first_numbers = [range_number, (ratio, say("number.rates"))]
         pool = rows_with_result
     elif is_swept:
@@ -513,7 +513,7 @@ def numbers(report: Report) -> list[tuple[str, str]]:
         pool = rows
     else:
         first_numbers = [best_number, *_difference_number(report)]
-        [ranking] = report.points.values()
+        [ranking] = report.rankings.values()
         pool = ranking.candidates
     if is_swept:
         return [*first_numbers, *_sent_range_number(rows)]
@@ -526,7 +526,7 @@ def _difference_number(report: Report) -> list[tuple[str, str]]:
     If the baseline is best, the next best row shows the gap.
     """
     compared_rows = [
-        row for row in report.rows if row.measure and row.comparison.difference
+        row for row in report.rows if row.result and row.comparison.difference
     ]
     best = results.leader(compared_rows, report.measure)
     difference = best.comparison.difference if best else None

@@ -229,7 +229,7 @@ def report(config: StudyConfig, argv: Sequence[str], runs: list[RunSet]) -> Repo
     # Flags that change neither the runs nor the report are left out of the command.
     # Repeating it finds the runs, instead of making them again.
     words = without(cleaned(argv), ("jobs", "scheduler"))
-    return analysis.report(config, runs, " ".join([PROGRAM, *map(_quoted, words)]))
+    return analysis.make_report(config, runs, " ".join([PROGRAM, *map(_quoted, words)]))
 
 
 def _quoted(word: str) -> str:

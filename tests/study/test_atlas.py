@@ -37,7 +37,7 @@ def test_a_row_has_its_bytes_difference_and_tuned_values():
     report = made_up()
     head, _, *lines = atlas.best_table(report)
     assert head.startswith("| algorithm | bytes | accuracy | difference | rate |")
-    assert len(lines) == sum(x.measure is not None for x in report.rows)
+    assert len(lines) == sum(x.result is not None for x in report.rows)
     ends = {x.split("`")[1]: [y.strip() for y in x.split("|")[2:-1]] for x in lines}
     first = ends["sync_sgd"]
     assert (first[0], first[2], first[-1]) == ("1", "", "")

@@ -221,7 +221,7 @@ def test_figures_show_the_numbers_of_the_table(usual):
             assert line[x > 0] == pytest.approx(np.stack([x, mean], axis=1)[x > 0])
         (axes,) = usual["test-accuracy-at-the-end"].axes
         (point,) = lines_of(axes, label)
-        final, deviation, _ = 100 * np.array(row.measure, float)
+        final, deviation, _ = 100 * np.array(row.result, float)
         assert point == pytest.approx(np.array([[row.bytes_per_worker, final]]))
         ends = final - deviation, final + deviation
         assert bars_of(axes, 1, label) == [pytest.approx(ends)]
@@ -464,7 +464,7 @@ def traded(*points):
             label=f"a{i}",
             algo=f"a{i}",
             bytes_per_worker=sent,
-            measure=Spread(mean, 0.01, 5),
+            result=Spread(mean, 0.01, 5),
         )
         for i, (sent, mean) in enumerate(points)
     ]
@@ -544,7 +544,7 @@ def test_a_label_is_no_formula_in_csv(label):
 def test_a_study_of_one_seed_and_one_algorithm_by_loss_is_reported():
     report = made_up(tuned=False)
     one = Spread(0.25, None, 1)
-    row = report.rows[0]._replace(seeds=1, measure=one, loss=one, syncs=None)
+    row = report.rows[0]._replace(seeds=1, result=one, loss=one, syncs=None)
     row = row._replace(bytes_per_worker=None, seconds={}, to_target={})
     curve = report.curves[0]._replace(bytes_per_worker=None, seconds={})
     report = report._replace(
@@ -562,7 +562,7 @@ def test_an_algorithm_of_which_all_runs_diverged_is_shown_as_that():
     report = made_up()._replace(networks=[])
     gone = report.rows[1]._replace(
         diverged=5,
-        measure=None,
+        result=None,
         loss=None,
         comparison=Comparison(Kind.NO_COMMON_SEED, clause="all 5 diverged"),
     )

@@ -80,7 +80,7 @@ def plain(make_study):
     def make(sync, bmuf, *argv, command="", **given):
         study = make_study(*argv, seeds=len(sync))
         finals = {("sync_sgd", ""): sync, ("bmuf", ""): bmuf}
-        return analysis.report(study, made(study, finals, **given), command)
+        return analysis.make_report(study, made(study, finals, **given), command)
 
     return make
 
@@ -180,9 +180,9 @@ def test_rows_hold_mean_and_deviation_over_the_seeds(plain):
     sync, bmuf = found.rows
     assert [row.label for row in found.rows] == ["sync_sgd", "bmuf"]
     assert found.measure == ACCURACY
-    assert known(sync.measure)[:2] == pytest.approx((0.85, math.sqrt(0.005)))
+    assert known(sync.result)[:2] == pytest.approx((0.85, math.sqrt(0.005)))
     assert known(sync.loss).mean == pytest.approx(0.15)
-    assert known(bmuf.measure).deviation == pytest.approx(math.sqrt(0.02))
+    assert known(bmuf.result).deviation == pytest.approx(math.sqrt(0.02))
     assert (sync.seeds, sync.diverged, sync.lr, sync.effective_lr) == (2, 0, 0.05, 0.4)
     assert (sync.bytes_per_worker, sync.syncs) == (3000, 30)
     assert (bmuf.bytes_per_worker, bmuf.syncs) == (300, 3)
@@ -193,12 +193,12 @@ def test_what_seeds_send_unlike_is_shown_as_their_mean(make_study):
     """Data may decide on what is sent: see `decided`."""
     study = make_study(seeds=2)
     runs = made(study, {("sync_sgd", ""): (0.8, 0.9), ("bmuf", ""): (0.7, 0.9)})
-    alike = analysis.report(study, runs, "command")
+    alike = analysis.make_report(study, runs, "command")
     bmuf = runs[1]
     change_summary(bmuf, 1, sends=SENDS["sync_sgd"], bytes_per_worker=3000)
     for each in bmuf.lines[1]:
         each["bytes_per_worker"] = BYTES["sync_sgd"] * each["step"]
-    found = analysis.report(study, runs, "command")
+    found = analysis.make_report(study, runs, "command")
 
     assert found.rows[1].bytes_per_worker == (300 + 3000) / 2
     sent = known(found.curves[1].bytes_per_worker)
@@ -266,7 +266,10 @@ def test_modelled_time_is_computation_and_every_message(plain):
     assert bmuf.seconds[SLOW.name] == pytest.approx(expected)
     assert found.rows[1].seconds[SLOW.name] == pytest.approx(expected[-1])
     assert found.rows[1].seconds[FAST.name] == pytest.approx(15 + 3 * 1e-4)
-    assert found.step_seconds == ([STEP_TIME] * 2, "as given")
+    assert (found.step_seconds, found.step_seconds_origin) == (
+        [STEP_TIME] * 2,
+        "as given",
+    )
     assert found.settings["modelled all-reduces"] == (
         f"recursive doubling on {SLOW.name}; ring on {FAST.name}"
     )
@@ -322,7 +325,7 @@ def test_the_target_is_as_given(plain, sync, bmuf, argv, target, steps):
 def test_without_an_accuracy_the_loss_is_compared(plain):
     lines = [line(10, None, test_loss=0.5), line(30, None, test_loss=0.25)]
     found = plain([0], [0], lines=lines)
-    assert found.measure == LOSS and known(found.rows[0].measure).mean == 0.25
+    assert found.measure == LOSS and known(found.rows[0].result).mean == 0.25
     assert "test_accuracy" not in found.curves[0].bands
 
 
@@ -332,12 +335,16 @@ def test_the_measured_step_is_the_median_of_one_worker_with_a_device_to_itself(
     """2 devices of 2 workers take 6 s of 30 steps: 0.2 s; as lanes of one, 0.1 s."""
     study = replace(make_study(seeds=3), step_time=None)
     runs = made(study, {("sync_sgd", ""): [0.8] * 3, ("bmuf", ""): [0.7] * 3})
-    assert analysis.report(study, runs, "").step_seconds[0] == pytest.approx([0.2] * 2)
+    assert analysis.make_report(study, runs, "").step_seconds == pytest.approx(
+        [0.2] * 2
+    )
     for run_set in runs:
         for seed in run_set.summaries:
             change_summary(run_set, seed, devices=1)
     change_summary(runs[0], 0, seconds=1e6)  # one that was disturbed
-    assert analysis.report(study, runs, "").step_seconds[0] == pytest.approx([0.1] * 2)
+    assert analysis.make_report(study, runs, "").step_seconds == pytest.approx(
+        [0.1] * 2
+    )
 
 
 @pytest.mark.parametrize("place", ["task_arguments", "settings"])
@@ -346,7 +353,7 @@ def test_unlike_models_or_batches_have_their_own_times(make_study, place):
     own = {("bmuf", 0): {"seconds": 60.0}}
     runs = made(study, {("sync_sgd", ""): [0.8], ("bmuf", ""): [0.9]}, own=own)
     runs[1].config[place] |= {"model": "cnn", "batch_size": 32}
-    found = analysis.report(study, runs, "")
+    found = analysis.make_report(study, runs, "")
     assert [x.seconds[FAST.name] for x in found.rows] == pytest.approx([6.003, 60.0003])
 
 
@@ -398,7 +405,7 @@ def test_each_point_is_compared_to_the_baseline_at_that_point(
     make_study, argv, finals, gains
 ):
     study = make_study(*argv, seeds=2)
-    found = analysis.report(study, made(study, finals), "")
+    found = analysis.make_report(study, made(study, finals), "")
     assert [(row.label, row.point) for row in found.rows] == [*finals]
     assert found.sweep == argv[0].split("=")[1]
     for row, gain in zip(found.rows, gains, strict=True):
@@ -425,7 +432,7 @@ def test_a_run_that_diverged_is_counted_but_in_no_figure(diverging):
     found = diverging([line(10, 0.1), line(20, 0.1)], seeds=3)
     row = found.rows[1]
     assert (row.seeds, row.diverged) == (3, 1)
-    assert known(row.measure)[::2] == (pytest.approx(0.8), 2)
+    assert known(row.result)[::2] == (pytest.approx(0.8), 2)
     assert known(row.comparison.difference).count == 2
     assert (row.bytes_per_worker, row.syncs) == (300, 3)  # of a whole run
     assert "others" in told(found)
@@ -445,7 +452,7 @@ def test_bands_are_of_runs_that_did_not_diverge(diverging, seed, ends):
 
 def test_where_all_runs_diverged_nothing_is_compared(diverging):
     row = diverging([line(10, 0.1, test_loss=None)], seeds=1, lost=0).rows[1]
-    assert (row.measure, row.loss, row.comparison.difference) == (None, None, None)
+    assert (row.result, row.loss, row.comparison.difference) == (None, None, None)
     assert (row.bytes_per_worker, row.syncs) == (None, None)
     assert row.comparison.kind is Kind.NO_COMMON_SEED
 
@@ -455,7 +462,7 @@ def test_a_last_step_that_blows_up_counts_as_diverged(make_study):
     study = make_study(seeds=2)
     runs = made(study, {("sync_sgd", ""): [0.8] * 2, ("bmuf", ""): [0.7] * 2})
     change_summary(runs[1], 1, measures={"test_loss": None, "test_accuracy": 0.7})
-    row = analysis.report(study, runs, "").rows[1]
+    row = analysis.make_report(study, runs, "").rows[1]
     assert (row.diverged, known(row.loss)) == (1, (pytest.approx(0.3), None, 1))
 
 
@@ -466,9 +473,9 @@ def test_a_figure_that_is_undefined_is_missing_alone(plain):
     own = {}
     own["bmuf", 1] = {"test_miss": None}
     row = plain(*ends, own=own, test_miss=0.5).rows[1]
-    assert (row.diverged, known(row.measure).count) == (0, 2)
+    assert (row.diverged, known(row.result).count) == (0, 2)
     found = plain(*ends, by, own=own, test_miss=0.5)
-    assert known(found.rows[1].measure).count == 1
+    assert known(found.rows[1].result).count == 1
     lost = "bmuf: 1 of its 2 runs ended with an undefined result."
     assert found.remarks[0].startswith(lost) and lost in found.sentences[0]
     found = plain(*ends, by, own=own | {("bmuf", 0): own["bmuf", 1]}, test_miss=0.5)
@@ -572,7 +579,7 @@ def test_an_interval_may_hold_the_noise_of_tuning(make_study):
     gains = np.arange(0.01, 0.055, 0.01)
     finals = {("sync_sgd", ""): ends.tolist(), ("bmuf", ""): (ends - gains).tolist()}
     values = [chosen_values(x, None) for x in points(study)]
-    found = analysis.report(study, made(study, finals, values), "")
+    found = analysis.make_report(study, made(study, finals, values), "")
 
     share = 1 - (5 / 6) ** 6 - (5 / 6) ** 5
     worse = -0.5 / 6
@@ -606,7 +613,9 @@ def test_a_law_is_the_answer_of_a_study_of_one_algorithm(make_study):
     torn = [0.4] * 4 + [0.95]  # the best where the last seed is drawn once: 0.51 > 0.5
     for point, better in zip(points(study), ("0.1", "0.2"), strict=True):
         tried([point], {"bmuf": {"0.1": [0.5] * 5, "0.2": [0.5] * 5, better: torn}})
-    report = analysis.report(study, final(study, ({"lr": "0.1"}, {"lr": "0.2"})), "")
+    report = analysis.make_report(
+        study, final(study, ({"lr": "0.1"}, {"lr": "0.2"})), ""
+    )
     ends = [(x.low, x.chosen, x.high) for x in report.tuning]
     assert ends == [(0.1, 0.1, 0.2), (0.1, 0.2, 0.2)]
     lead, law = laws(report.tuning)
@@ -622,7 +631,7 @@ def test_the_report_says_what_was_tuned_and_flags_an_edge(make_study):
     peak = {"0.1": [0.1], "0.2": [0.9], "0.3": [0.3]}  # it lacks the period
     tried(points(study), {"sync_sgd": peak, "bmuf": grid})
     found = final(study, ({"lr": "0.2"}, {"lr": "0.2", "period": "4"}))
-    report = analysis.report(study, found, "")
+    report = analysis.make_report(study, found, "")
     lr, grid_lr, period = report.tuning
     assert (lr.label, lr.flag, lr.chosen, lr.at_edge) == ("sync_sgd", "lr", 0.2, False)
     assert lr.scores == pytest.approx([0.1, 0.9, 0.3])
@@ -651,7 +660,7 @@ def test_few_examples_are_said_to_weigh_much(make_study, times):
     for r, x in zip(found, times, strict=True):
         for seed in r.summaries:
             change_summary(r, seed, examples={"train": 1, "test": 100 * x})
-    report = analysis.report(study, found, "")
+    report = analysis.make_report(study, found, "")
     expected = ["examples", "validation"] if 1 in times else []
     assert [x for x in told(report) if x in ("examples", "validation")] == expected
     assert times[0] == 4 or "sync_sgd 2 of 3" in report.remarks[-1]
@@ -668,7 +677,7 @@ def test_one_value_is_not_called_tuned_and_unequal_budgets_are_said(
 ):
     study = make_study(f"--tune=period={','.join(values)}", seeds=1)
     tried(points(study), {"bmuf": {x: [0.1 * float(x)] for x in values}})
-    report = analysis.report(study, final(study, ({}, {"period": "4"})), "")
+    report = analysis.make_report(study, final(study, ({}, {"period": "4"})), "")
     assert said == {"untuned", "budgets", "tuned"} & {*told(report)}
     assert [row.tuned for row in report.rows] == [{}, {"period": 4.0}]
 
@@ -702,7 +711,7 @@ def test_what_was_followed_beyond_an_end_is_said_of_those_rows_alone(
         trials = [trial(study, point, {"lr": value}) for value in values]
         tried([point._replace(trials=trials)], dict.fromkeys(BYTES, EQUAL_SCORES))
         found.append(run_set._replace(trials=[x.read() for x in trials]))
-    remarks = analysis.report(study, found, "").remarks
+    remarks = analysis.make_report(study, found, "").remarks
     said = {x.partition(": ")[0]: x.partition(": ")[2] for x in remarks}
     assert said.get(TRIALS, ".") == f"{counts}."
     assert said.get(FOLLOWED, ".") == f"{names}."
@@ -713,7 +722,9 @@ def test_rows_that_lack_a_tuned_flag_are_named_and_no_end_is_said_to_be_left(
 ):
     study = make_study("--tune=period=2,4", seeds=1)
     tried(points(study), {"bmuf": {"2": [0.1], "4": [0.9]}})
-    remarks = analysis.report(study, final(study, ({}, {"period": "4"})), "").remarks
+    remarks = analysis.make_report(
+        study, final(study, ({}, {"period": "4"})), ""
+    ).remarks
     assert not any(FOLLOWED in x for x in remarks)
     assert (
         f"{TRIALS}: sync_sgd 0; bmuf 2. sync_sgd lacks a tuned flag, and tried only "
@@ -768,7 +779,7 @@ def rated(study, rates):
     for r, (lr, effective) in zip(runs, rates, strict=True):
         for seed in r.summaries:
             change_summary(r, seed, lr=lr, effective_lr=effective)
-    return analysis.report(study, runs, "")
+    return analysis.make_report(study, runs, "")
 
 
 NOMINAL = [(0.05, 0.05), (0.05, 0.4)]
@@ -851,7 +862,7 @@ def test_who_has_no_effective_rate_is_left_out_of_the_comparison_of_rates(make_s
 
 def test_figures_have_no_time_on_a_network_that_nobody_named(make_study):
     study = replace(make_study(seeds=1), network=())
-    found = analysis.report(study, final(study, None), "")
+    found = analysis.make_report(study, final(study, None), "")
     assert found.rows[0].seconds.keys() == {*PRESETS}
     assert not any("time" in x.name for x in figures.plots(found))
 
@@ -866,7 +877,7 @@ def test_settings_and_environment_are_those_of_the_runs(make_study):
     made_runs = made(study, SWEPT, own=own, examples=sizes)
     for r, period in zip(made_runs[1:], (2, 4), strict=True):
         r.config["arguments"] = {"period": period, "nesterov": True}
-    found = analysis.report(study, made_runs, "")
+    found = analysis.make_report(study, made_runs, "")
     expected = {
         "arguments": "bmuf: nesterov True",  # the rows give the period
         **{"task": "digits", "workers": "2", "local steps": "30"},
@@ -888,7 +899,7 @@ def test_a_report_is_named_after_a_file_if_all_runs_read_it(make_study, files, n
     runs = made(study, {("sync_sgd", ""): [0.8], ("bmuf", ""): [0.7]})
     for run, file in zip(runs, files, strict=True):
         run.config["task_arguments"]["file"] = f"data/{file}.csv"
-    assert analysis.report(study, runs, "").settings["task"] == named
+    assert analysis.make_report(study, runs, "").settings["task"] == named
 
 
 def test_sizes_of_data_sets_that_differ_are_those_of_each_variant(plain):
@@ -902,7 +913,7 @@ def test_sizes_of_data_sets_that_differ_are_those_of_each_variant(plain):
 def test_a_presets_paper_is_in_its_report(make_study):
     study = replace(make_study(seeds=1), preset="block-momentum-long")
     runs = made(study, {("sync_sgd", ""): [0.8], ("bmuf", ""): [0.7]})
-    paper = analysis.report(study, runs, "").paper
+    paper = analysis.make_report(study, runs, "").paper
     assert paper == presets.paper("block-momentum-long")
 
 

@@ -86,7 +86,8 @@ def made_up(
         rows=[row(*each) for each in every],
         curves=[curve(*each) for each in every],
         networks=NETWORKS,
-        step_seconds=([STEP_SECONDS], "measured here"),
+        step_seconds=[STEP_SECONDS],
+        step_seconds_origin="measured here",
         sweep=sweep,
         tuning=[scores(*each) for each in every] if tuned else [],
         settings={"task": "digits", "workers": "8", "partition": "iid"},
@@ -163,7 +164,7 @@ def row(name: str, label: str, point: str) -> Row:
         point=point,
         seeds=5,
         diverged=diverged,
-        measure=Spread(final, deviation, count),
+        result=Spread(final, deviation, count),
         loss=Spread(0.08 + (0.98 - final) * 3, 0.011, count),
         comparison=Comparison(
             KINDS[name],
