@@ -18,7 +18,7 @@ def small_pictures():
 
 
 @pytest.fixture
-def here(tmp_path, capsys, monkeypatch):
+def run_study(tmp_path, capsys, monkeypatch):
     """Makes a study in this process: (exit code, stdout, stderr)."""
     monkeypatch.chdir(ROOT)
 

@@ -74,7 +74,9 @@ def play(rounds: list[list[Message]], workers: int, parts: int, size: float) -> 
     receive_free = [0.0] * workers
     sent_messages = [0] * workers
     ready = [[0.0] * parts for _ in range(workers)]
-    sums = [[[worker] for _ in range(parts)] for worker in range(workers)]
+    sums = []  # of each worker and part: the workers whose contributions it holds
+    for worker in range(workers):
+        sums.append([[worker] for _ in range(parts)])
     for messages in rounds:
         arrivals = []
         for message in messages:
@@ -89,11 +91,14 @@ def play(rounds: list[list[Message]], workers: int, parts: int, size: float) -> 
             sent_messages[message.sender] += 1
             arrivals.append((message, arrival, [*sums[message.sender][message.part]]))
         for message, arrival, contributions in arrivals:
-            before = [] if message.is_sum else sums[message.receiver][message.part]
-            sums[message.receiver][message.part] = before + contributions
+            earlier_contributions = (
+                [] if message.is_sum else sums[message.receiver][message.part]
+            )
+            sums[message.receiver][message.part] = earlier_contributions + contributions
             ready[message.receiver][message.part] = arrival
     everyone = [*range(workers)]
-    assert all(sorted(part) == everyone for parts in sums for part in parts)
+    for worker_parts in sums:
+        assert all(sorted(part) == everyone for part in worker_parts)
     return Played(max(map(max, ready)), max(sent_messages))
 
 
@@ -141,7 +146,7 @@ def test_the_cost_of_all_workers_bounds_that_of_groups(workers):
     for group in range(2, workers):
         if workers % group == 0:
             for size in SIZES:
-                sent = 2 * (group - 1) / group * size
-                seconds = cost({"all_reduce": (sent, 1)}, LINK, workers)
-                of_group = all_reduce(size, LINK, group).seconds
-                assert seconds >= of_group * (1 - 1e-12)
+                sent_bytes = 2 * (group - 1) / group * size
+                seconds = cost({"all_reduce": (sent_bytes, 1)}, LINK, workers)
+                group_seconds = all_reduce(size, LINK, group).seconds
+                assert seconds >= group_seconds * (1 - 1e-12)

@@ -9,7 +9,7 @@ from experiments.study.statistics import ACCURACY, LOSS, Band, Difference
 
 
 @pytest.mark.parametrize(
-    ("by", "low", "high", "p", "expected"),
+    ("measure", "low", "high", "p", "expected"),
     [
         (ACCURACY, -0.004, 0.002, 0.5, "no loss"),
         (ACCURACY, -0.006, 0.002, 0.5, "not resolved"),
@@ -23,14 +23,14 @@ from experiments.study.statistics import ACCURACY, LOSS, Band, Difference
         (LOSS, -0.03, -0.01, 0.01, "a gain"),
     ],
 )
-def test_a_verdict_follows_the_rule_of_the_preset(by, low, high, p, expected):
-    found = Difference((low + high) / 2, low, high, 0.01, 25, False, p)
+def test_a_verdict_follows_the_rule_of_the_preset(measure, low, high, p, expected):
+    difference = Difference((low + high) / 2, low, high, 0.01, 25, False, p)
     row = (
         made_up()
         .rows[1]
-        ._replace(comparison=Comparison(Kind.NOT_SEEN, difference=found))
+        ._replace(comparison=Comparison(Kind.NOT_SEEN, difference=difference))
     )
-    assert atlas.verdict(row, by) == expected
+    assert atlas.verdict(row, measure) == expected
 
 
 def test_a_row_has_its_bytes_difference_and_tuned_values():
@@ -38,10 +38,13 @@ def test_a_row_has_its_bytes_difference_and_tuned_values():
     head, _, *lines = atlas.best_table(report)
     assert head.startswith("| algorithm | bytes | accuracy | difference | rate |")
     assert len(lines) == sum(x.result is not None for x in report.rows)
-    ends = {x.split("`")[1]: [y.strip() for y in x.split("|")[2:-1]] for x in lines}
-    first = ends["sync_sgd"]
-    assert (first[0], first[2], first[-1]) == ("1", "", "")
-    means = [float(x[1].split(" ")[0]) for x in ends.values()]
+    cells_by_label = {}
+    for line in lines:
+        label = line.split("`")[1]
+        cells_by_label[label] = [cell.strip() for cell in line.split("|")[2:-1]]
+    sync_cells = cells_by_label["sync_sgd"]
+    assert (sync_cells[0], sync_cells[2], sync_cells[-1]) == ("1", "", "")
+    means = [float(x[1].split(" ")[0]) for x in cells_by_label.values()]
     assert means == sorted(means, reverse=True)
 
 
@@ -61,11 +64,11 @@ def test_all_have_the_time_of_averaging():
     report = made_up()._replace(curves=curves, rows=rows)
     head, _, *lines = atlas.equal_time_table(report, ["dsl", "10gbe"])
     assert head == "| algorithm | DSL, 6 s | 10 GbE, 3 s |"
-    whole = "90.0"
+    final_accuracy = "90.0"
     assert lines == [
-        f"| `{atlas.CLOCK}` | {whole} | {whole} |",
-        f"| `sync_sgd` | 40.0 (20) | {whole} |",
-        f"| `late` | | {whole} |",
+        f"| `{atlas.CLOCK}` | {final_accuracy} | {final_accuracy} |",
+        f"| `sync_sgd` | 40.0 (20) | {final_accuracy} |",
+        f"| `late` | | {final_accuracy} |",
     ]
 
 

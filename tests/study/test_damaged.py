@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.stored_runs import list_run_sets, read_study, write_run
 from support.study_commands import content, said_in_one_line
-from test_study_analysis import points, study_of, write
 
 from experiments import files
 from experiments.aim import jobs as aim_jobs
@@ -23,27 +23,29 @@ from experiments.study.main import main as compare_main
 from experiments.training import config, export, run_folder
 from syncalgos import Replica
 
-FEW = 30  # of many damages, in the default run
+DEFAULT_DAMAGES = 30  # of many damages, in the default run
 DEEP = b"[" * 100_000 + b"]" * 100_000
 PICTURE = b"\x89PNG\r\n\x1a\n" + bytes(range(256))
 VALUES = [None, True, -1, 0, 1.5, 10**400, 1e308, "x", "\ud800", [], [[1]], {}]
 VALUES += [{"x": 1}, float("nan"), float("inf")]
 
 
-def swapped(whole, value):
+def swapped(value_tree, replacement):
     """Yields JSON with one part after the other changed or left out, at any depth."""
-    if isinstance(whole, dict | list):
-        for key in [*whole] if isinstance(whole, dict) else range(len(whole)):
-            for inner in swapped(whole[key], value):
-                copy = whole.copy()
-                copy[key] = inner
+    if isinstance(value_tree, dict | list):
+        for key in (
+            [*value_tree] if isinstance(value_tree, dict) else range(len(value_tree))
+        ):
+            for changed_child in swapped(value_tree[key], replacement):
+                copy = value_tree.copy()
+                copy[key] = changed_child
                 yield copy
-            if isinstance(whole, dict):
-                yield {k: x for k, x in whole.items() if k != key}
-    yield value
+            if isinstance(value_tree, dict):
+                yield {k: x for k, x in value_tree.items() if k != key}
+    yield replacement
 
 
-def damages(data, most):
+def damages(data, max_flips):
     """Yields a file's content cut, flipped, foreign, deep, or of other types."""
     lines = data.splitlines(keepends=True)
     yield from (data[: len(data) * i // 12] for i in range(12))
@@ -52,14 +54,21 @@ def damages(data, most):
     yield from (DEEP, b'{"settings": ' + DEEP + b"}", data.replace(b"{", b"[", 1))
     yield b"\xff\xfe" + data
     chance = random.Random(0)
-    for _ in range(most):
-        at = chance.randrange(len(data))
-        yield data[:at] + bytes([data[at] ^ 1 << chance.randrange(8)]) + data[at + 1 :]
+    for _ in range(max_flips):
+        position = chance.randrange(len(data))
+        yield (
+            data[:position]
+            + bytes([data[position] ^ 1 << chance.randrange(8)])
+            + data[position + 1 :]
+        )
     text = lines[-1] if lines[0].strip().endswith(b"}") else data
     if b"data_offsets" not in data:  # which is binary
-        changed = [json.dumps(x) for v in VALUES for x in swapped(json.loads(text), v)]
-        for one in chance.sample(changed, min(most, len(changed))):
-            yield data.replace(text, one.encode() + b"\n")
+        changed_texts = []
+        for value in VALUES:
+            changed_texts += map(json.dumps, swapped(json.loads(text), value))
+        num_changes = min(max_flips, len(changed_texts))
+        for changed_text in chance.sample(changed_texts, num_changes):
+            yield data.replace(text, changed_text.encode() + b"\n")
 
 
 def standing(path, data):
@@ -81,56 +90,60 @@ def standing(path, data):
 STUDY = {"settings": {"task": "digits"}, "versions": {"jax": "0.10"}}
 
 
-def of_a_run(name):
+def make_run_file(name):
     """A file of a finished run, which a study reads."""
 
-    def made(tmp_path):
-        [_, bmuf] = points(study_of(tmp_path / "study", seeds=2))
-        write(run := bmuf.run(1), "bmuf", (0.5, 0.7, 0.8), seed=1)
+    def make(tmp_path):
+        [_, bmuf] = list_run_sets(read_study(tmp_path / "study", seeds=2))
+        run = bmuf.run(1)
+        write_run(run, "bmuf", (0.5, 0.7, 0.8), seed=1)
 
         def read():
-            found = run_folder.read_run(run)
+            answer = run_folder.read_run(run)
             why = runs.damage(run)
-            assert runs.is_done(run) is (found is not None) and not why
-            return found
+            assert runs.is_done(run) is (answer is not None) and not why
+            return answer
 
         return run / name, read
 
-    return made
+    return make
 
 
-def of_a_run_to_resume(tmp_path):
-    asked = config.parse([])
-    facts = {"arguments": asked.arguments, "task_arguments": asked.task_arguments}
-    settings = {name: getattr(asked, name) for name in config.SETTINGS}
+def make_resumable_config(tmp_path):
+    run_config = config.parse([])
+    facts = {
+        "arguments": run_config.arguments,
+        "task_arguments": run_config.task_arguments,
+    }
+    settings = {name: getattr(run_config, name) for name in config.SETTINGS}
     path = tmp_path / "config.json"
     files.write_json(path, {"settings": settings, **facts})
 
     def read():
         # It keeps the run from a folder of another.
-        check_config(tmp_path, asked)
+        check_config(tmp_path, run_config)
         return run_folder.exported(tmp_path)
 
     return path, read
 
 
-def of_a_study(is_sealed):
+def make_study_file(is_sealed):
     """A study's identity, which must be that of the command."""
 
-    def made(tmp_path):
+    def make(tmp_path):
         path = tmp_path / "study.json"
         path.write_text(json.dumps(STUDY))
         if is_sealed:
             files.write_json(path, STUDY)
         return path, lambda: study._check_folder(tmp_path, STUDY)
 
-    return made
+    return make
 
 
-def of_reuse(tmp_path):
+def make_reuse_file(tmp_path):
     path = tmp_path / "found.json"
-    whole = [files.sealed(COMPILED | {"label": x, "argv": [x]}) for x in "ab"]
-    programs = ",\n".join(map(json.dumps, whole))
+    programs_read = [files.sealed(COMPILED | {"label": x, "argv": [x]}) for x in "ab"]
+    programs = ",\n".join(map(json.dumps, programs_read))
     path.write_text(f'{{"command": ["python"],\n"programs": [\n{programs}\n]}}')
     return path, lambda: aim_jobs.read_earlier(SimpleNamespace(reuse=[path]))
 
@@ -162,11 +175,11 @@ COMPILED = {
     **{"target": {"text": "cpu:4", "slices": 1}, "compile_seconds": 1.5},
 }
 KINDS = {
-    **{name: of_a_run(name) for name in run_folder.NAMES},
-    "config.json to resume": of_a_run_to_resume,
-    "study.json": of_a_study(True),
-    "study.json of 0.3": of_a_study(False),
-    "json of aim": of_reuse,
+    **{name: make_run_file(name) for name in run_folder.NAMES},
+    "config.json to resume": make_resumable_config,
+    "study.json": make_study_file(True),
+    "study.json of 0.3": make_study_file(False),
+    "json of aim": make_reuse_file,
     "export": of_an_export,
     "scheduler file": of_a_scheduler,
 }
@@ -185,48 +198,54 @@ def refused(read, path):
 
 
 @pytest.mark.filterwarnings("ignore")  # numbers in a file of 0.3 may overflow
-@pytest.mark.parametrize("most", [FEW, pytest.param(4000, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "max_damages", [DEFAULT_DAMAGES, pytest.param(4000, marks=pytest.mark.long)]
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_damaged_file_is_refused_in_a_line_or_holds_what_was_written(
-    kind, most, tmp_path, record_property
+    kind, max_damages, tmp_path, record_property
 ):
     path, read = KINDS[kind](tmp_path)
-    whole = read()
+    intact_value = read()
     data = path.read_bytes()
-    tried = 0
-    found = 0
-    for bad in damages(data, most):
+    num_damages = 0
+    num_refused = 0
+    for bad in damages(data, max_damages):
         path.write_bytes(bad)
         answer = refused(read, path)
-        tried = tried + 1
-        found += answer is None
+        num_damages = num_damages + 1
+        num_refused += answer is None
         assert path.read_bytes() == bad  # nothing is removed after a failed read
         if answer and LOOSE not in kind:
             # Of a file with several programs, those that are left out are not taken.
-            same = answer[0] == whole or (
-                kind == "json of aim" and answer[0].items() <= whole.items()
+            is_intact = answer[0] == intact_value or (
+                kind == "json of aim" and answer[0].items() <= intact_value.items()
             )
-            assert same or (kind in run_folder.NAMES and answer[0] is None), bad[:500]
+            assert is_intact or (kind in run_folder.NAMES and answer[0] is None), bad[
+                :500
+            ]
     for _ in standing(path, data):
         answer = refused(read, path)
-        tried = tried + 1
-        found += answer is None
-        assert answer is None or answer[0] in (None, whole)
-    assert read() == whole and found > tried / 2
-    record_property("damaged files", f"{kind}: {tried} tried, {found} refused")
+        num_damages = num_damages + 1
+        num_refused += answer is None
+        assert answer is None or answer[0] in (None, intact_value)
+    assert read() == intact_value and num_refused > num_damages / 2
+    record_property(
+        "damaged files", f"{kind}: {num_damages} tried, {num_refused} refused"
+    )
 
 
 def test_a_run_with_the_files_of_another_seed_is_no_run(tmp_path):
-    [_, bmuf] = points(study_of(tmp_path / "study", seeds=2))
+    [_, bmuf] = list_run_sets(read_study(tmp_path / "study", seeds=2))
     for seed in bmuf.seeds:
-        write(bmuf.run(seed), "bmuf", (0.5, 0.7, 0.8 - seed / 100), seed=seed)
+        write_run(bmuf.run(seed), "bmuf", (0.5, 0.7, 0.8 - seed / 100), seed=seed)
     for name in run_folder.NAMES:
         path = bmuf.run(1) / name
-        whole = path.read_bytes()
+        intact_bytes = path.read_bytes()
         shutil.copy(bmuf.run(0) / name, path)
         # Both seeds have one configuration.
         assert bool(runs.damage(bmuf.run(1))) is (name != "config.json")
-        path.write_bytes(whole)
+        path.write_bytes(intact_bytes)
     shutil.copytree(bmuf.run(0), bmuf.run(1), dirs_exist_ok=True)
     assert "it belongs to seed 0" in runs.damage(bmuf.run(1))
 
@@ -235,10 +254,10 @@ def test_a_run_with_the_files_of_another_seed_is_no_run(tmp_path):
 def test_a_file_whose_checksum_was_taken_out_is_refused(kind, tmp_path):
     """Version 0.3 wrote one in each of these."""
     path, read = KINDS[kind](tmp_path)
-    whole = json.loads(path.read_text())
-    for one in whole.get("programs", [whole]):
-        del one[files.SEAL]
-    path.write_text(json.dumps(whole))
+    document = json.loads(path.read_text())
+    for record in document.get("programs", [document]):
+        del record[files.SEAL]
+    path.write_text(json.dumps(document))
     assert refused(read, path) is None
 
 
@@ -247,10 +266,10 @@ def test_a_command_removes_nothing_beside_a_damaged_study_json(bad, tmp_path, ca
     (tmp_path / "study.json").write_bytes(bad)
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "kept").write_text("hours of work")
-    before = content(tmp_path)
+    old_files = content(tmp_path)
     assert compare_main(shlex.split(f"--steps 3 --out {tmp_path}")) == 2
     assert f"{tmp_path}/study.json: " in said_in_one_line(capsys.readouterr().err)
-    assert {k: x for k, x in content(tmp_path).items() if k in before} == before
+    assert {k: x for k, x in content(tmp_path).items() if k in old_files} == old_files
 
 
 @pytest.mark.parametrize(
@@ -258,6 +277,6 @@ def test_a_command_removes_nothing_beside_a_damaged_study_json(bad, tmp_path, ca
 )
 def test_what_is_no_text_is_refused_before_training(flag, command, tmp_path, capsys):
     assert command([flag, f"{tmp_path}/\udcff"]) == 2
-    said = said_in_one_line(capsys.readouterr().err)
-    assert "/\\udcff' is not valid UTF-8" in said
+    error = said_in_one_line(capsys.readouterr().err)
+    assert "/\\udcff' is not valid UTF-8" in error
     assert [*tmp_path.iterdir()] == []

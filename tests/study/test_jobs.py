@@ -21,9 +21,9 @@ from support.commands import COMPARE, ROOT, TIMEOUT, beneath, execute, run_pytho
 from support.dask_cluster import certificates, cluster
 from support.faults import Command, tagged, until
 from support.resumed_runs import OURS
+from support.stored_runs import write_run
 from support.study_commands import but_for_times, runs_done, table
 from support.tiers import tiers
-from test_study_analysis import write
 
 from experiments.api import compare
 from experiments.run import main as run_main
@@ -40,7 +40,7 @@ STUDY = (
     f"--algos 'sync_sgd, NBM=bmuf --nesterov' --task support.tiny_tasks:drawing {FLAGS}"
 )
 STUDY += " --tune lr=0.02,0.1"
-OWN = {"PYTHONPATH": OURS}
+ENVIRONMENT = {"PYTHONPATH": OURS}
 
 
 def hashes(out):
@@ -52,7 +52,7 @@ def hashes(out):
 
 def study(words, out, **environ):
     """Makes a study by a command without a scheduler."""
-    return execute(words, out, COMPARE, 5 * TIMEOUT, **OWN, **environ)
+    return execute(words, out, COMPARE, 5 * TIMEOUT, **ENVIRONMENT, **environ)
 
 
 @pytest.fixture(scope="module")
@@ -79,15 +79,17 @@ def check_same(out, serial):
 @pytest.mark.long
 @pytest.mark.parametrize(("number", "label"), [(1, "sync_sgd"), (2, "NBM")])
 def test_the_rate_chosen_is_that_of_the_best_validation_figure(serial, number, label):
-    tried = summaries(serial.glob(f"tuning/0{number}-*/runs/*/seed-1000"))
-    assert sorted(x["lr"] for x in tried) == [0.02, 0.1]
-    assert {x["validation"] for x in tried} == {0.1}
-    best = max(tried, key=lambda x: (x["test_accuracy"], -x["test_loss"]))["lr"]
+    trial_summaries = summaries(serial.glob(f"tuning/0{number}-*/runs/*/seed-1000"))
+    assert sorted(x["lr"] for x in trial_summaries) == [0.02, 0.1]
+    assert {x["validation"] for x in trial_summaries} == {0.1}
+    best = max(trial_summaries, key=lambda x: (x["test_accuracy"], -x["test_loss"]))[
+        "lr"
+    ]
     line = table(serial)[label]
     assert float(line["tuned_lr"]) == float(line["lr"]) == best
     assert f" --lr {best:g} " in line["command"]
-    made = summaries(serial.glob(f"runs/0{number}-*/runs/*/seed-*"))
-    assert [(x["lr"], x["validation"]) for x in made] == [(best, None)] * 3
+    run_summaries = summaries(serial.glob(f"runs/0{number}-*/runs/*/seed-*"))
+    assert [(x["lr"], x["validation"]) for x in run_summaries] == [(best, None)] * 3
 
 
 @pytest.mark.slow
@@ -107,28 +109,29 @@ def test_finals_have_a_line_for_each_run_as_its_summary_says(serial):
 # The plan.
 
 
-def planned(folder, variants=2, seeds=3, trials=2):
+def make_run_sets(folder, variants=2, seeds=3, trials=2):
     """Run sets with trials, in an empty folder."""
 
     def run_set(number, **changes):
         variant = Variant(f"v{number}", RunConfig(algo="sync_sgd"))
-        own = RunSet(variant, number, "", RunConfig(), folder, range(seeds))
-        return own._replace(**changes)
+        plain = RunSet(variant, number, "", RunConfig(), folder, range(seeds))
+        return plain._replace(**changes)
 
     def trial(number, value):
-        held_out = RunConfig(validation=0.1)
-        own = range(1000, 1001)
-        return run_set(number, common=held_out, seeds=own, values={"lr": value})
+        trial_config = RunConfig(validation=0.1)
+        seeds = range(1000, 1001)
+        return run_set(number, common=trial_config, seeds=seeds, values={"lr": value})
 
     values = [str(i / 10) for i in range(1, trials + 1)]
-    return [
-        run_set(number, trials=[trial(number, value) for value in values])
-        for number in range(variants)
-    ]
+    run_sets = []
+    for number in range(variants):
+        variant_trials = [trial(number, value) for value in values]
+        run_sets.append(run_set(number, trials=variant_trials))
+    return run_sets
 
 
-def plan_of(sets):
-    return StudyQueue(sets, lambda made: made._replace(values={"lr": "0.1"}))
+def make_queue(sets):
+    return StudyQueue(sets, lambda run_set: run_set._replace(values={"lr": "0.1"}))
 
 
 @given(
@@ -142,72 +145,82 @@ def plan_of(sets):
 def test_each_run_is_handed_out_once_and_finals_after_their_own_trials(
     variants, seeds, trials, order, jobs, tmp_path_factory
 ):
-    plan = plan_of(planned(tmp_path_factory.mktemp("plan"), variants, seeds, trials))
+    queue = make_queue(
+        make_run_sets(tmp_path_factory.mktemp("plan"), variants, seeds, trials)
+    )
     busy = []
-    made = []
+    ended_runs = []
     lost = 0
-    last = None
-    while not plan.is_over:
-        while len(busy) < jobs and (run := plan.take(last)):
+    last_variant = None
+    while not queue.is_over:
+        while len(busy) < jobs:
+            run = queue.take(last_variant)
+            if not run:
+                break
             busy.append(run)
         run = busy.pop(order.randrange(len(busy)))
-        last = order.choice([None, run.number])
+        last_variant = order.choice([None, run.number])
         if lost < 3 and order.random() < 0.2:
             lost += 1
-            plan.give_back(run)
+            queue.give_back(run)
             continue
         if not run.runs.is_trial:
-            assert sum(x.startswith(f"{run.runs.name} ") for x in made) == trials
-        made.append(run.name)
-        plan.ended(run, FinishedRun(""))
-    assert len({*made}) == len(made) == plan.total == plan.done
-    assert plan.total == variants * (trials + seeds)
+            assert sum(x.startswith(f"{run.runs.name} ") for x in ended_runs) == trials
+        ended_runs.append(run.name)
+        queue.ended(run, FinishedRun(""))
+    assert len({*ended_runs}) == len(ended_runs) == queue.total == queue.done
+    assert queue.total == variants * (trials + seeds)
 
 
 def test_a_job_stays_with_its_variant_or_begins_one_that_no_other_job_has(tmp_path):
-    plan = plan_of(planned(tmp_path, variants=3, seeds=1, trials=2))
-    first = plan.take()
-    second = plan.take()
-    assert first and second and (first.number, second.number) == (0, 1)
-    plan.ended(second, FinishedRun(""))
-    third = plan.take(second.number)
-    assert third and third.number == second.number
-    plan.ended(first, FinishedRun(""))
-    rest = [plan.take(1) for _ in range(3)]
-    assert [run.number for run in rest if run] == [0, 2, 2]
+    queue = make_queue(make_run_sets(tmp_path, variants=3, seeds=1, trials=2))
+    first_run = queue.take()
+    second_run = queue.take()
+    assert first_run and second_run and (first_run.number, second_run.number) == (0, 1)
+    queue.ended(second_run, FinishedRun(""))
+    third_run = queue.take(second_run.number)
+    assert third_run and third_run.number == second_run.number
+    queue.ended(first_run, FinishedRun(""))
+    later_runs = [queue.take(1) for _ in range(3)]
+    assert [run.number for run in later_runs if run] == [0, 2, 2]
 
 
 def test_runs_that_are_there_are_not_planned(tmp_path):
-    sets = planned(tmp_path, variants=1, seeds=3, trials=0)
+    sets = make_run_sets(tmp_path, variants=1, seeds=3, trials=0)
     sets[0].run(0).mkdir(parents=True)
     for seed, stopped in ((1, False), (2, True)):
-        write(sets[0].run(seed), "bmuf", (0.1, 0.2, 0.3), stopped=stopped)
-    plan = StudyQueue(sets, lambda made: made)
-    assert [run.seed for run in plan.waiting] == [0, 2]
-    assert (plan.done, plan.total) == (1, 3)
+        write_run(sets[0].run(seed), "bmuf", (0.1, 0.2, 0.3), stopped=stopped)
+    queue = StudyQueue(sets, lambda run_set: run_set)
+    assert [run.seed for run in queue.waiting] == [0, 2]
+    assert (queue.done, queue.total) == (1, 3)
 
 
 def test_failed_trials_leave_their_variant_without_runs_alone(tmp_path):
-    sets = planned(tmp_path, variants=2, seeds=2, trials=1)
-    plan = StudyQueue(sets, lambda made: None if made.number == 0 else made)
-    while run := plan.take():
-        plan.ended(
-            run, Refused("bad") if run.name.startswith("v0") else FinishedRun("")
-        )
-    assert [x is None for x in plan.found] == [True, False]
-    assert [x.line for _, x in plan.failures][-1].startswith("all of its trials failed")
+    sets = make_run_sets(tmp_path, variants=2, seeds=2, trials=1)
+    queue = StudyQueue(sets, lambda run_set: None if run_set.number == 0 else run_set)
+    run = queue.take()
+    while run:
+        is_bad = run.name.startswith("v0")
+        queue.ended(run, Refused("bad") if is_bad else FinishedRun(""))
+        run = queue.take()
+    assert [x is None for x in queue.found] == [True, False]
+    assert [x.line for _, x in queue.failures][-1].startswith(
+        "all of its trials failed"
+    )
 
 
 # Command lines, in this process.
 
 
-def test_without_dask_a_study_is_serial_and_jobs_say_what_to_install(here, monkeypatch):
+def test_without_dask_a_study_is_serial_and_jobs_say_what_to_install(
+    run_study, monkeypatch
+):
     find = importlib.util.find_spec
     monkeypatch.setattr(
         "importlib.util.find_spec",
         lambda name: find(name) if name != "distributed" else None,
     )
-    code, _, stderr = here("--jobs 2")
+    code, _, stderr = run_study("--jobs 2")
     assert code == 2 and "pip install -e '.[cluster]'" in stderr
 
 
@@ -216,27 +229,29 @@ SHORT += " --network dsl"
 
 
 @pytest.mark.slow
-def test_listed_commands_make_the_study(here, tmp_path):
+def test_listed_commands_make_the_study(run_study, tmp_path):
     words = f"{SHORT} --task support.tiny_tasks:drawing --seeds 1 --tune lr=0.02,0.1"
-    for known, more in ((2, "more depend on these trials"), (1, "")):
-        code, stdout, stderr = here(f"{words} --list")
-        assert code == 0 and f"{known} of 3 runs are listed" in stderr
-        assert more in stderr
+    for num_listed, note in ((2, "more depend on these trials"), (1, "")):
+        code, stdout, stderr = run_study(f"{words} --list")
+        assert code == 0 and f"{num_listed} of 3 runs are listed" in stderr
+        assert note in stderr
         for line in stdout.splitlines():
             _, _, flags = line.partition(" -m experiments.run ")
             assert run_main(shlex.split(flags)) == 0
-    code, stdout, stderr = here(f"{words} --list")
+    code, stdout, stderr = run_study(f"{words} --list")
     assert (code, stdout.strip()) == (0, "") and "all 3 runs are complete" in stderr
-    made = hashes(tmp_path / "study")
+    run_hashes = hashes(tmp_path / "study")
     shutil.rmtree(tmp_path / "study" / "runs")
-    code, _, stderr = here(words)
+    code, _, stderr = run_study(words)
     assert code == 0 and stderr.startswith("2 of 3 runs are already complete")
-    assert hashes(tmp_path / "study") == made
+    assert hashes(tmp_path / "study") == run_hashes
 
 
 @pytest.mark.slow
-def test_a_failed_run_is_named_and_the_others_go_on(here, tmp_path):
-    code, stdout, stderr = here(f"{SHORT} --task support.tiny_tasks:unlucky --seeds 3")
+def test_a_failed_run_is_named_and_the_others_go_on(run_study, tmp_path):
+    code, stdout, stderr = run_study(
+        f"{SHORT} --task support.tiny_tasks:unlucky --seeds 3"
+    )
     assert code == 1
     assert {x.name for x in runs_done(tmp_path / "study")} == {"seed-0", "seed-2"}
     assert re.search("failed: sync_sgd, seed 1: .*no luck", stderr)
@@ -246,10 +261,10 @@ def test_a_failed_run_is_named_and_the_others_go_on(here, tmp_path):
 
 
 def test_a_scheduler_that_is_not_there_is_said_and_leaves_nothing(
-    here, tmp_path, monkeypatch
+    run_study, tmp_path, monkeypatch
 ):
     monkeypatch.setattr("experiments.study.study.ANSWER", 1.0)
-    code, _, stderr = here("--algos sync_sgd --scheduler tcp://127.0.0.1:1")
+    code, _, stderr = run_study("--algos sync_sgd --scheduler tcp://127.0.0.1:1")
     assert code == 4 and ": no answer: " in stderr
     assert not (tmp_path / "study").exists()
 
@@ -282,8 +297,8 @@ def test_a_script_needs_no_guard_of_its_main_module(tmp_path):
         "flags = {'task': 'digits', 'workers': 2, 'steps': 8, 'jobs': 2}\n"
         "print(len(compare('sync_sgd, bmuf', seeds=1, flags=flags).runs))\n"
     )
-    said, _ = run_python([script], tmp_path, 5 * TIMEOUT)
-    assert said == "2\n"
+    stdout, _ = run_python([script], tmp_path, 5 * TIMEOUT)
+    assert stdout == "2\n"
 
 
 ENDS = {signal.SIGINT: 130, signal.SIGTERM: 75, signal.SIGKILL: -9}
@@ -359,7 +374,7 @@ def long_study(tmp_path):
         command.process.wait(TIMEOUT)
 
 
-GONE = r"the Dask worker tcp://\S+ is gone; the run starts again"
+WORKER_IS_GONE = r"the Dask worker tcp://\S+ is gone; the run starts again"
 
 
 @pytest.mark.slow
@@ -423,9 +438,9 @@ def test_a_stopped_worker_of_a_command_is_replaced_soon(long_study):
     command = long_study()
     workers = executing(command)
     workers[0].suspend()
-    stopped_at = time.monotonic()
-    command.wait_for(f"was stopped for 10 s: another one starts(.|\n)*{GONE}")
-    assert time.monotonic() - stopped_at < 20
+    stop_time = time.monotonic()
+    command.wait_for(f"was stopped for 10 s: another one starts(.|\n)*{WORKER_IS_GONE}")
+    assert time.monotonic() - stop_time < 20
     assert not workers[0].is_running()
     assert workers[1] in executing(command, folders=3)
     command.kill(signal.SIGTERM)
@@ -449,16 +464,18 @@ def test_the_cluster_of_a_command_listens_here_alone():
     this = psutil.Process()
 
     def listening():
-        found = [this, *this.children(recursive=True)]
-        places = [x for p in found for x in p.net_connections(kind="inet")]
-        return {x.laddr for x in places if x.status == psutil.CONN_LISTEN}
+        processes = [this, *this.children(recursive=True)]
+        connections = []
+        for process in processes:
+            connections += process.net_connections(kind="inet")
+        return {x.laddr for x in connections if x.status == psutil.CONN_LISTEN}
 
-    before = listening()
+    old_addresses = listening()
     with of_command(None, 1) as dask:
         dask.client.wait_for_workers(1, TIMEOUT)
-        places = listening() - before
-        assert len(places) > 2  # the scheduler, its pages, and the worker
-        assert {place.ip for place in places} == {"127.0.0.1"}
+        addresses = listening() - old_addresses
+        assert len(addresses) > 2  # the scheduler, its pages, and the worker
+        assert {address.ip for address in addresses} == {"127.0.0.1"}
 
 
 # Jobs on a cluster.
@@ -517,13 +534,13 @@ def test_a_run_that_hangs_is_named(tmp_path):
 
         def lines():
             paths = beneath(tmp_path, "metrics.jsonl")
-            return [x for path in paths for x in path.read_text().splitlines()]
+            return "".join(path.read_text() for path in paths).splitlines()
 
         until(lambda: len(lines()) > 2, "it takes steps")
         dask.workers[0].kill(signal.SIGSTOP)
-        before = len(command.said)
-        named = "sync_sgd, seed 0: no step for 3 s on the Dask worker tcp://"
-        until(lambda: named in command.said[before:], "it is named")
+        old_length = len(command.said)
+        message = "sync_sgd, seed 0: no step for 3 s on the Dask worker tcp://"
+        until(lambda: message in command.said[old_length:], "it is named")
         assert command.process.poll() is None
         command.kill(signal.SIGINT)
         assert command.ended().code == 130

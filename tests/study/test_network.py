@@ -27,9 +27,9 @@ UNIT = Network("a byte a second", bandwidth=1.0, latency=0.0)
 SETTINGS = settings(max_examples=60, deadline=None)
 
 
-def sent(strategy, workers=4, steps=6, params=PARAMS, taken=None):
+def count_sends(strategy, workers=4, steps=6, params=PARAMS, decisions=None):
     return net.sends(
-        communication(strategy, params, workers=workers, steps=steps, taken=taken)
+        communication(strategy, params, workers=workers, steps=steps, taken=decisions)
     )
 
 
@@ -108,7 +108,7 @@ def test_sends_hold_each_kind_of_step_once():
     )
     ring = (1.5 * BYTES, 2)
     permute = (float(BYTES), 2)  # of 4 workers; two arrays
-    kinds, steps = sent(strategy, workers=4, steps=6)
+    kinds, steps = count_sends(strategy, workers=4, steps=6)
     assert kinds[0] == {}
     assert [kinds[i] for i in steps] == [
         {},
@@ -122,7 +122,9 @@ def test_sends_hold_each_kind_of_step_once():
 
 
 def test_one_worker_sends_nothing_pays_nothing_and_only_computes():
-    assert sent(syncalgos.sync_sgd(), workers=1, steps=3) == Sends([{}], [0, 0, 0])
+    assert count_sends(syncalgos.sync_sgd(), workers=1, steps=3) == Sends(
+        [{}], [0, 0, 0]
+    )
     assert net.cost({"permute": (500.0, 2)}, LINK, 1) == 0
     seconds = net.modelled_seconds(messages([9, 9, 9]), UNIT, 1, 2.0, delay=1)
     np.testing.assert_array_equal(seconds, [2, 4, 6])
@@ -130,7 +132,7 @@ def test_one_worker_sends_nothing_pays_nothing_and_only_computes():
 
 def test_steps_that_send_alike_are_one_kind_where_a_ring_cuts_unevenly():
     """Kind 0 sends nothing, even if all steps send."""
-    kinds, steps = sent(syncalgos.sync_sgd(), workers=7, steps=1000)
+    kinds, steps = count_sends(syncalgos.sync_sgd(), workers=7, steps=1000)
     assert (kinds[0], len(kinds), {*steps}) == ({}, 2, {1})
     size, calls = kinds[1]["all_reduce"]
     assert size == pytest.approx(2 * 6 / 7 * BYTES, abs=1e-3)
@@ -138,7 +140,7 @@ def test_steps_that_send_alike_are_one_kind_where_a_ring_cuts_unevenly():
 
 
 def test_the_json_of_long_runs_is_short():
-    original = sent(every(syncalgos.average(), 16), workers=7, steps=10_000)
+    original = count_sends(every(syncalgos.average(), 16), workers=7, steps=10_000)
     assert len(json.dumps(to_json(original))) < 10_000
 
 
@@ -181,8 +183,8 @@ def test_collectives_cost_what_the_literature_says(p):
     }
     # What the ledger may count.
     assert costs.keys() == {kind for kind, _ in COLLECTIVES.values()}
-    for kind, (sent, seconds) in costs.items():
-        assert net.cost({kind: (sent, 1)}, LINK, p) == pytest.approx(seconds)
+    for kind, (sent_bytes, seconds) in costs.items():
+        assert net.cost({kind: (sent_bytes, 1)}, LINK, p) == pytest.approx(seconds)
 
 
 def test_fused_calls_of_a_collective_wait_for_its_hops_once():
@@ -197,7 +199,7 @@ def test_fused_calls_of_a_collective_wait_for_its_hops_once():
 
 
 def test_without_delay_computation_and_communication_add_up():
-    sends = sent(every(syncalgos.average(), 2), workers=2, steps=4)
+    sends = count_sends(every(syncalgos.average(), 2), workers=2, steps=4)
     exchange = BYTES / 1000 + 2 * 0.25  # a message of each of two arrays
     seconds = net.modelled_seconds(sends, LINK, 2, step_seconds=3.0)
     expected = [3, 6 + exchange, 9 + exchange, 12 + 2 * exchange]
@@ -219,22 +221,22 @@ def simulated(durations, step_seconds, delay):
     arrived = set()
     queue = []
     on_link = None  # of steps; (when it arrives, its step)
-    now = 0.0
+    clock = 0.0
     step = 0
     computing = step_seconds  # `computing` ends then, if not None
     while len(ended) < len(durations):
         moved = True
         while moved:  # everything that happens at this time
             moved = False
-            if on_link and on_link[0] <= now:
+            if on_link and on_link[0] <= clock:
                 arrived.add(on_link[1])
                 on_link = None
                 moved = True
             if on_link is None and queue:
-                first = queue.pop(0)
-                on_link = (now + durations[first], first)
+                next_step = queue.pop(0)
+                on_link = (clock + durations[next_step], next_step)
                 moved = True
-            if computing is not None and computing <= now:
+            if computing is not None and computing <= clock:
                 computing = None
                 moved = True
                 if not delay:
@@ -242,22 +244,26 @@ def simulated(durations, step_seconds, delay):
             awaited = step - delay
             is_there = awaited < 0 or awaited in arrived
             if computing is None and is_there and step < len(durations):
-                ended[step] = now
+                ended[step] = clock
                 if delay:
                     queue.append(step)
                 step = step + 1
-                computing = now + step_seconds
+                computing = clock + step_seconds
                 moved = True
-        now = min(t for t in (computing, on_link and on_link[0]) if t is not None)
+        clock = min(t for t in (computing, on_link and on_link[0]) if t is not None)
     return [ended[i] for i in range(len(durations))]
 
 
-def times(most):  # quarters of seconds: sums of them are exact
-    return st.integers(1, most).map(lambda x: x / 4)
+def draw_seconds(max_quarters):  # quarters of seconds: sums of them are exact
+    return st.integers(1, max_quarters).map(lambda x: x / 4)
 
 
 @SETTINGS
-@given(st.lists(times(30), min_size=1, max_size=25), times(12), st.integers(0, 7))
+@given(
+    st.lists(draw_seconds(30), min_size=1, max_size=25),
+    draw_seconds(12),
+    st.integers(0, 7),
+)
 def test_delays_agree_with_a_simulation_by_events(durations, step_seconds, delay):
     seconds = net.modelled_seconds(messages(durations), UNIT, 2, step_seconds, delay)
     assert seconds.tolist() == simulated(durations, step_seconds, delay)
@@ -294,17 +300,17 @@ def test_delay_is_the_one_with_which_sends_take_effect(case):
     noise[:, 1 - watched] *= -7
     with jax.enable_x64(True):
         usual, other = (train(strategy, workers=2, noise=n) for n in (NOISE, noise))
-        taken = owed(name).taken(STEPS)
+        decisions = owed(name).taken(STEPS)
         params = unflatten(START)
-        sends = communication(strategy, params, workers=2, steps=STEPS, taken=taken)
+        sends = communication(strategy, params, workers=2, steps=STEPS, taken=decisions)
     changed = (usual.replicas[:, watched] != other.replicas[:, watched]).any(1)
     assert changed.any()
     assert strategy.late == np.argmax(changed) - np.argmax(sends.per_step > 0)
 
 
 def test_no_other_algorithm_declares_a_delay():
-    others = {*syncalgos.ALGORITHMS} - {name for name, _ in LATE.values()}
-    assert [name for name in others if make(name).late] == []
+    undelayed_names = {*syncalgos.ALGORITHMS} - {name for name, _ in LATE.values()}
+    assert [name for name in undelayed_names if make(name).late] == []
 
 
 @pytest.mark.parametrize(
@@ -333,7 +339,9 @@ def test_a_strategy_declares_when_its_messages_are_used(strategy, late):
 )
 def test_bandwidths_are_those_of_the_streaming_diloco_paper(method):
     """Table 4, on a grid of bandwidths a fifth apart."""
-    given = published.MODELS["10B"], published.METHODS[method]
-    modelled = published.bandwidths(*given, hidden=published.BACKWARD)
-    told = dict(zip(published.METHODS, published.PUBLISHED["10B"], strict=True))[method]
-    np.testing.assert_allclose(modelled[:4], told[:4], rtol=0.2)
+    method_settings = published.MODELS["10B"], published.METHODS[method]
+    modelled = published.bandwidths(*method_settings, hidden=published.BACKWARD)
+    published_bandwidths = dict(
+        zip(published.METHODS, published.PUBLISHED["10B"], strict=True)
+    )[method]
+    np.testing.assert_allclose(modelled[:4], published_bandwidths[:4], rtol=0.2)

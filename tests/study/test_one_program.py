@@ -34,8 +34,8 @@ class Runs:
     def make(self, words):
         config = parse([*WORDS.split(), *FAST.split(), *words.split()])
         out = self.folder / words.replace(" ", "") / f"seed-{config.seed}"
-        made = self.maker.make(config, out, lambda news: None, lambda: 0)
-        assert isinstance(made, FinishedRun), made
+        answer = self.maker.make(config, out, lambda news: None, lambda: 0)
+        assert isinstance(answer, FinishedRun), answer
         return json.loads((out / "summary.json").read_text())
 
     @property
@@ -77,46 +77,50 @@ def test_another_rate_seed_and_number_compile_nothing(name, tmp_path):
     words += " --period 4" if "period" in describe(ALGORITHM, name).flags else ""
     heavy = name != "zero_one_adam"  # which takes plain SGD alone
     runs.make(f"{words} --lr 0.05" + " --momentum 0.9" * heavy)
-    first = runs.programs
+    first_programs = runs.programs
     ends = runs.ends
-    before = runs.compiled
+    old_compiled = runs.compiled
     changed = f"{words} --lr 0.03" + " --momentum 0.8" * heavy
-    if "seed" in first.varied.fields or not takes(first.settings, "seed"):
+    if "seed" in first_programs.varied.fields or not takes(
+        first_programs.settings, "seed"
+    ):
         changed += " --seed 7"
-    for k in first.varied.arguments:
-        changed += f" --{k.replace('_', '-')} {0.9 * first.settings.arguments[k]:g}"
-    found = runs.make(changed)
-    assert runs.programs is first
+    for k in first_programs.varied.arguments:
+        changed += (
+            f" --{k.replace('_', '-')} {0.9 * first_programs.settings.arguments[k]:g}"
+        )
+    summary = runs.make(changed)
+    assert runs.programs is first_programs
     # Where a number decides when workers sync, other rounds are measured, by a program
     # of their own.
     if np.array_equal(ends, runs.ends):
-        assert runs.compiled == before
+        assert runs.compiled == old_compiled
     alone = Runs(tmp_path / "alone").make(changed)
-    for same in ("params_sha256", "test_loss", "bytes_per_worker", "effective_lr"):
-        assert found[same] == alone[same], same
+    for key in ("params_sha256", "test_loss", "bytes_per_worker", "effective_lr"):
+        assert summary[key] == alone[key], key
 
 
 @pytest.mark.slow
 def test_what_is_structure_has_a_program_of_its_own(tmp_path):
     runs = Runs(tmp_path)
     trainers = []
-    others = "momentum 0.5", "period 3", "block-momentum 0.5", "weight-decay 0.1"
-    for other in ("period 2", *others):
-        runs.make(f"--algo bmuf --period 2 --weight-decay 0 --{other}")
+    other_flags = "momentum 0.5", "period 3", "block-momentum 0.5", "weight-decay 0.1"
+    for flag in ("period 2", *other_flags):
+        runs.make(f"--algo bmuf --period 2 --weight-decay 0 --{flag}")
         trainers.append(runs.trainer)
-    plain, momentum, *own = map(id, trainers)
-    assert plain == momentum and len({plain, *own}) == 4
+    plain, momentum, *structure_ids = map(id, trainers)
+    assert plain == momentum and len({plain, *structure_ids}) == 4
 
 
 @pytest.mark.slow
 def test_trials_share_the_programs_of_the_runs_to_report(tmp_path):
     runs = Runs(tmp_path)
     runs.make("--algo bmuf --period 2 --validation 0.2 --batch-size 8")
-    first = runs.programs
-    programs = {*runs.trainer._compiled.programs}
+    first_programs = runs.programs
+    old_programs = {*runs.trainer._compiled.programs}
     runs.make("--algo bmuf --period 2 --batch-size 8")
-    assert runs.programs is first
-    assert {*runs.trainer._compiled.programs} == programs
+    assert runs.programs is first_programs
+    assert {*runs.trainer._compiled.programs} == old_programs
 
 
 @pytest.mark.slow
@@ -179,9 +183,9 @@ def test_a_users_algorithm_is_compiled_for_each_number_unless_it_declares_them(
 ):
     runs = Runs(tmp_path / "runs")
     runs.make(f"--algo alike:{name} --weight 0.5")
-    before = runs.compiled
+    old_compiled = runs.compiled
     runs.make(f"--algo alike:{name} --weight 0.6")
-    assert (runs.compiled[0] == before[0]) == (name == "declared")
+    assert (runs.compiled[0] == old_compiled[0]) == (name == "declared")
 
 
 def test_a_users_algorithm_may_ask_for_the_rate_and_the_seed(alike):

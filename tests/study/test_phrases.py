@@ -65,13 +65,13 @@ def test_every_phrase_that_the_code_says_exists_and_is_passed_its_fields():
     phrases = plain_phrases()
     num_checked = 0
     for call in walk_code():
-        if not isinstance(call, ast.Call) or name_of(call) not in SAY:
+        if not isinstance(call, ast.Call) or called_name(call) not in SAY:
             continue
         place = call.args[0]
         if not isinstance(place, ast.Constant):
             continue
         passed = {keyword.arg for keyword in call.keywords}
-        for suffix in SAY[name_of(call)]:
+        for suffix in SAY[called_name(call)]:
             phrase = phrases[f"{place.value}{suffix}"]
             fields = {field for _, field, _, _ in Formatter().parse(phrase) if field}
             # None is **fields.
@@ -111,5 +111,5 @@ def walk_code() -> Iterator[ast.AST]:
         yield from ast.walk(ast.parse(Path(module.__file__).read_text("utf-8")))
 
 
-def name_of(call: ast.Call) -> str:
+def called_name(call: ast.Call) -> str:
     return call.func.id if isinstance(call.func, ast.Name) else ""

@@ -18,7 +18,7 @@ from experiments.training.config import parse
 NAMES = presets.NAMES
 
 
-def content_of(name):
+def read_preset(name):
     """A preset's file, read here once more."""
     return tomllib.loads(presets.FILES[name].read_text())
 
@@ -42,16 +42,18 @@ PUBLISHED = tomllib.loads(factories.PUBLISHED.read_text())
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_papers_values_are_taken_for_own_flags(name):
     words = ["--algo", name, "--preset", "paper"]
-    plain, found = (parse(x).arguments for x in (words[:2], words))
-    assert found == plain | PUBLISHED[name]
+    plain, paper_arguments = (parse(x).arguments for x in (words[:2], words))
+    assert paper_arguments == plain | PUBLISHED[name]
     assert any(plain[flag] != value for flag, value in PUBLISHED[name].items())
     flag, value = next(iter(PUBLISHED[name].items()))
-    other = flag.replace("_", "-")
-    said = f"--no-{other}" if value is True else f"--{other}=1"
-    assert parse([*words, said]).arguments[flag] in (1, False)
+    flag_name = flag.replace("_", "-")
+    flag_word = f"--no-{flag_name}" if value is True else f"--{flag_name}=1"
+    assert parse([*words, flag_word]).arguments[flag] in (1, False)
     offered = {"learning_rate": 0.1, "optimizer": optax.sgd(0.1)}
-    made = factories.call(factories.ALGORITHM, name, found, offered, lambda made: None)
-    assert isinstance(made, syncalgos.Strategy)
+    strategy = factories.call(
+        factories.ALGORITHM, name, paper_arguments, offered, lambda strategy: None
+    )
+    assert isinstance(strategy, syncalgos.Strategy)
 
 
 def test_papers_values_may_be_compared_with_defaults():
@@ -67,7 +69,7 @@ def test_papers_values_may_be_compared_with_defaults():
 @pytest.mark.parametrize("name", NAMES)
 def test_every_flag_of_a_preset_is_one_of_its_algorithms(name):
     decided = under(name)
-    content = content_of(name)["flags"]
+    content = read_preset(name)["flags"]
     assert decided.seeds >= 3
     labels = [variant.label for variant in decided.variants]
     assert len(labels) == len(content["algos"])
@@ -104,12 +106,12 @@ def test_smallest_cell_of_a_study_runs(name, tmp_path):
 
     Three algorithms at most, as tests of their own run each.
     """
-    algos = content_of(name)["flags"]["algos"]
-    few = [f"--algos={', '.join(algos[-3:])}"] if len(algos) > 3 else []
-    decided = under(name, *few)
+    algos = read_preset(name)["flags"]["algos"]
+    few_algos = [f"--algos={', '.join(algos[-3:])}"] if len(algos) > 3 else []
+    decided = under(name, *few_algos)
     swept = [decided.swept] if decided.swept else []
-    words = [f"--sweep={each.flag}={each.values[0]}" for each in swept]
-    words += [f"--tune={each.flag}={each.values[0]}" for each in decided.tuned]
+    words = [f"--sweep={axis.flag}={axis.values[0]}" for axis in swept]
+    words += [f"--tune={axis.flag}={axis.values[0]}" for axis in decided.tuned]
     runs = [variant.config for variant in decided.variants]
     period = max(run.arguments.get("period", 1) for run in runs)
     steps = max(4 * period, *(run.warmup_steps or 0 for run in runs))
@@ -120,7 +122,7 @@ def test_smallest_cell_of_a_study_runs(name, tmp_path):
         "--tune-seeds=1",
         *on_small_data(decided),
         f"--out={tmp_path / 'out'}",
-        *few,
+        *few_algos,
     ]
     assert compare_main(["--preset", name, *words]) == 0
     finals = (tmp_path / "out/finals.jsonl").read_text().splitlines()
@@ -129,14 +131,15 @@ def test_smallest_cell_of_a_study_runs(name, tmp_path):
 
 def test_the_atlases_have_the_algorithms_that_they_were_made_of():
     for name, count in {"atlas-mnist1d": 45, "atlas-spoken-digits": 24}.items():
-        rows = content_of(name)["flags"]["algos"]
+        rows = read_preset(name)["flags"]["algos"]
         algos = [x.partition("=")[0].split()[0] for x in rows]
         assert algos == sorted(algos) and {*algos} <= {*syncalgos.ALGORITHMS}
         assert len({*algos}) == count
 
 
 def test_goyals_rate_grows_with_the_batch():
-    points = runs.run_sets(under("large-batch"), loader := runs.Loader())
+    loader = runs.Loader()
+    points = runs.run_sets(under("large-batch"), loader)
     settings = [loader.plan(point.common)[0].config for point in points]
     assert {s.batch_size // s.workers for s in settings} == {8}
     assert max(s.batch_size for s in settings) == 128
@@ -186,15 +189,16 @@ def test_a_users_repeated_flags_replace_all_of_the_presets():
 
 
 def test_a_user_may_negate_what_a_preset_sets(tmp_path, monkeypatch):
-    (path := tmp_path / "own.toml").write_text(
+    path = tmp_path / "own.toml"
+    path.write_text(
         'flags = {nesterov = true, lr = 0.1, fused = true, algos = ["a", "b --c 1"]}'
     )
     monkeypatch.setitem(presets.FILES, "own", path)
-    found = {"nesterov": True, "lr": 0.1, "fused": True, "algos": "a, b --c 1"}
-    assert presets.under("own", set()) == found
+    flags = {"nesterov": True, "lr": 0.1, "fused": True, "algos": "a, b --c 1"}
+    assert presets.under("own", set()) == flags
     for words, name in (("--no-nesterov", "nesterov"), ("--lr=1", "lr")):
-        left = {k: x for k, x in found.items() if k != name}
-        assert presets.under("own", presets.names_in([(words,)])) == left
+        flags_left = {k: x for k, x in flags.items() if k != name}
+        assert presets.under("own", presets.names_in([(words,)])) == flags_left
 
 
 @pytest.mark.parametrize(

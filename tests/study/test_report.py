@@ -2,6 +2,7 @@
 
 import csv
 import io
+import itertools
 import re
 from collections import Counter
 from html.parser import HTMLParser
@@ -68,10 +69,10 @@ class Page(HTMLParser):
         if not self.open or self.open[-1] != "style":
             self.words.append(data)
 
-    def named(self, tag):
+    def find_attributes(self, tag):
         return [attrs for name, attrs in self.tags if name == tag]
 
-    def said(self, between=" "):
+    def join_words(self, between=" "):
         """All words, with single spaces."""
         return " ".join(between.join(self.words).split())
 
@@ -89,26 +90,27 @@ def drawn(report: Report, *names):
         return {x: figures.draw(plots[x], look) for x in names or plots}
 
 
-def lines_of(axes, label):
+def find_lines(axes, label):
     """The data of the lines of an algorithm in a panel, without marks."""
-    own = [x for x in axes.lines if x.get_color() == colour_of(label)]
-    return [x.get_xydata().astype(float) for x in own if x.get_clip_on()]
+    algorithm_lines = [x for x in axes.lines if x.get_color() == find_colour(label)]
+    return [x.get_xydata().astype(float) for x in algorithm_lines if x.get_clip_on()]
 
 
-def bars_of(axes, column, label=None):
+def find_bars(axes, column, label=None):
     """The ends of the bars in a panel along x or y, of an algorithm or of all."""
     bars = [x for x in axes.collections if isinstance(x, LineCollection)]
-    own = None if label is None else to_rgba(colour_of(label))
-    bars = [x for x in bars if own is None or tuple(x.get_color()[0]) == own]
-    return [tuple(np.sort(y[:, column])) for x in bars for y in x.get_segments()]
+    colour = None if label is None else to_rgba(find_colour(label))
+    bars = [x for x in bars if colour is None or tuple(x.get_color()[0]) == colour]
+    segments = itertools.chain.from_iterable(x.get_segments() for x in bars)
+    return [tuple(np.sort(segment[:, column])) for segment in segments]
 
 
-def ticks_of(axes):
+def tick_texts(axes):
     """The words below a panel."""
     return [x.get_text() for x in axes.get_xticklabels()]
 
 
-def page_of(report):
+def make_page(report):
     """The page of a report, without its drawings."""
     plots = plotted(report)
     return Page(pages.page(report, [*plots.values()], dict.fromkeys(plots, "<svg/>")))
@@ -120,7 +122,7 @@ def usual():
     return drawn(made_up())
 
 
-def colour_of(label):
+def find_colour(label):
     """The colour of an algorithm among those of a report."""
     return styles({name: name.split()[0] for name in ALGORITHMS})[label]["color"]
 
@@ -144,16 +146,16 @@ def test_a_report_is_a_page_two_tables_and_each_figure_twice(folder, page):
     assert {"differences", "tuning-lr", "test-accuracy-by-steps"} <= {*stems}
     # steps, bytes and a network, and at the end by bytes
     assert sum("test-accuracy" in stem for stem in stems) == 4
-    assert len(page.named("figure")) == len(stems)
+    assert len(page.find_attributes("figure")) == len(stems)
 
 
 def test_the_page_asks_for_no_other_file(page):
-    assert not page.named("script") and not page.named("img")
+    assert not page.find_attributes("script") and not page.find_attributes("img")
     for _, attrs in page.tags:
         for key in ("src", "href", "xlink:href", "data", "action"):
             assert attrs.get(key, "#").startswith(("#", "data:,"))
     assert not re.search(r"url\((?!#)|@import", page.text)
-    policy = page.named("meta")[2]
+    policy = page.find_attributes("meta")[2]
     assert policy["http-equiv"] == "Content-Security-Policy"
     assert policy["content"].startswith("default-src 'none'")
 
@@ -180,7 +182,7 @@ CELLS = {
 @pytest.mark.parametrize("label", CELLS)
 def test_a_row_has_its_figures_on_the_page_and_in_both_tables(label):
     report = made_up()
-    said = page_of(report).said()
+    page_text = make_page(report).join_words()
     markdown_lines = pages.markdown(report).splitlines()
     [markdown_row] = [x for x in markdown_lines if x.startswith(f"| {label} |")]
     latex_lines = pages.latex(report, None).splitlines()
@@ -188,7 +190,7 @@ def test_a_row_has_its_figures_on_the_page_and_in_both_tables(label):
     for cell in CELLS[label]:
         assert cell in markdown_row
         assert cell in latex_row
-        assert cell in said
+        assert cell in page_text
 
 
 def test_a_label_makes_no_link_and_turns_no_line_in_markdown():
@@ -198,13 +200,13 @@ def test_a_label_makes_no_link_and_turns_no_line_in_markdown():
 
 def test_page_and_markdown_have_the_headline_and_every_remark():
     report = made_up()
-    said = page_of(report).said("")
+    page_text = make_page(report).join_words("")
     markdown = pages.markdown(report)
     assert report.headline in markdown
-    assert " ".join(report.headline.split()) in said.replace("\u00a0", " ")
+    assert " ".join(report.headline.split()) in page_text.replace("\u00a0", " ")
     for remark in report.remarks:
         assert remark in markdown
-        assert remark in said.replace("\u00a0", " ")
+        assert remark in page_text.replace("\u00a0", " ")
 
 
 def test_figures_show_the_numbers_of_the_table(usual):
@@ -216,23 +218,24 @@ def test_figures_show_the_numbers_of_the_table(usual):
         views = {"steps": steps, "bytes": np.array(curve.bytes_per_worker)}
         views |= {"time-10-gbe": np.array(curve.seconds["10 GbE"])}
         for view, x in views.items():
-            (line,) = lines_of(usual[f"test-accuracy-by-{view}"].axes[0], label)
+            (line,) = find_lines(usual[f"test-accuracy-by-{view}"].axes[0], label)
             assert np.isnan(line[x == 0, 0]).all()  # not on a logarithmic axis
             assert line[x > 0] == pytest.approx(np.stack([x, mean], axis=1)[x > 0])
         (axes,) = usual["test-accuracy-at-the-end"].axes
-        (point,) = lines_of(axes, label)
+        (point,) = find_lines(axes, label)
         final, deviation, _ = 100 * np.array(row.result, float)
         assert point == pytest.approx(np.array([[row.bytes_per_worker, final]]))
         ends = final - deviation, final + deviation
-        assert bars_of(axes, 1, label) == [pytest.approx(ends)]
-        (axes,), difference = usual["differences"].axes, row.comparison.difference
-        points = [x[0, 0] for x in lines_of(axes, label)]
+        assert find_bars(axes, 1, label) == [pytest.approx(ends)]
+        (axes,) = usual["differences"].axes
+        difference = row.comparison.difference
+        points = [x[0, 0] for x in find_lines(axes, label)]
         if difference is None:
-            assert points == bars_of(axes, 0, label) == []
+            assert points == find_bars(axes, 0, label) == []
             continue
         mean, *ends = 100 * np.array(difference[:3], float)
         assert points == [pytest.approx(mean)]
-        assert bars_of(axes, 0, label) == [pytest.approx(ends)]
+        assert find_bars(axes, 0, label) == [pytest.approx(ends)]
 
 
 @pytest.mark.parametrize("sweep", ["", "workers"])
@@ -243,25 +246,29 @@ def test_a_chosen_trial_has_a_ring_and_a_diverged_one_a_cross(sweep):
     panels = {axes.get_title("left").replace(" ", "="): axes for axes in figure.axes}
     assert len(panels) == (3 if sweep else 1)
     crosses = 0
-    for each in report.tuning:
-        axes = panels[each.point]
-        values = np.array(each.values)
-        scores = 100 * np.array(each.scores, float)
+    for tuning in report.tuning:
+        axes = panels[tuning.point]
+        values = np.array(tuning.values)
+        scores = 100 * np.array(tuning.scores, float)
         trials = np.stack([values, scores], axis=1)
-        gone = values[np.isnan(scores)]
-        (line,) = lines_of(axes, each.label)
+        diverged_values = values[np.isnan(scores)]
+        (line,) = find_lines(axes, tuning.label)
         assert line == pytest.approx(trials, nan_ok=True)
-        own = [x for x in axes.lines if x.get_color() == colour_of(each.label)]
-        marks = {str(x.get_marker()): x for x in own if not x.get_clip_on()}
+        algorithm_lines = [
+            x for x in axes.lines if x.get_color() == find_colour(tuning.label)
+        ]
+        marks = {str(x.get_marker()): x for x in algorithm_lines if not x.get_clip_on()}
         ring = marks.pop("o").get_xydata()
-        assert ring == pytest.approx(trials[values == each.chosen])
-        assert {*marks} == ({"x"} if len(gone) else set())
+        assert ring == pytest.approx(trials[values == tuning.chosen])
+        assert {*marks} == ({"x"} if len(diverged_values) else set())
         if marks:
             places = marks["x"].get_transform().transform(marks["x"].get_xydata())
-            assert np.array_equal(marks["x"].get_xydata()[:, 0], gone)
-            row = [*dict.fromkeys(x.label for x in report.tuning)].index(each.label)
-            at = axes.bbox.y0 + 0.035 * row * axes.bbox.height  # none hides another
-            assert places[:, 1] == pytest.approx(at)
+            assert np.array_equal(marks["x"].get_xydata()[:, 0], diverged_values)
+            row = [*dict.fromkeys(x.label for x in report.tuning)].index(tuning.label)
+            row_height = (
+                axes.bbox.y0 + 0.035 * row * axes.bbox.height
+            )  # none hides another
+            assert places[:, 1] == pytest.approx(row_height)
             crosses += 1
     assert crosses == len(panels)
     assert "× at the bottom: a run has no score." in plotted(report)["tuning-lr"].note
@@ -269,15 +276,15 @@ def test_a_chosen_trial_has_a_ring_and_a_diverged_one_a_cross(sweep):
 
 def test_bars_of_too_few_seeds_for_an_interval_are_deviations_and_said_to_be():
     report = made_up(tuned=False)._replace(networks=[])
-    few = Difference(1, None, None, 2, 4, False)
+    difference = Difference(1, None, None, 2, 4, False)
     row = report.rows[2]
     rows = list(report.rows)
-    rows[2] = row._replace(comparison=row.comparison._replace(difference=few))
+    rows[2] = row._replace(comparison=row.comparison._replace(difference=difference))
     unsure = report._replace(rows=rows)
     assert plotted(report)["differences"].note == ""
     assert plotted(unsure)["differences"].note.endswith("to each side: diloco.")
     (axes,) = drawn(unsure, "differences")["differences"].axes
-    assert bars_of(axes, 0, "diloco") == [pytest.approx((-100, 300))]
+    assert find_bars(axes, 0, "diloco") == [pytest.approx((-100, 300))]
 
 
 @pytest.mark.slow
@@ -296,8 +303,8 @@ def test_every_line_is_named_in_a_legend_that_fits(sweep):
         for label in ("bmuf --nesterov", long["diloco"]):
             assert any(label in x for x in words), name
         box = legend.get_window_extent()
-        whole = figure.bbox
-        assert box.x0 >= 0 and box.x1 <= whole.x1 and box.y0 >= 0
+        page_box = figure.bbox
+        assert box.x0 >= 0 and box.x1 <= page_box.x1 and box.y0 >= 0
         for axes in figure.axes:
             assert axes.bbox.height > 100 and not axes.bbox.overlaps(box), name
             looks = {(x.get_color(), x.get_marker()) for x in axes.lines}
@@ -315,7 +322,7 @@ def test_ids_are_unique_in_the_page_and_references_find_them(page):
         referred |= {attrs[key][1:] for key in ("xlink:href", "href") if key in attrs}
     referred.discard("ata:,")  # the icon
     assert referred <= set(ids)
-    assert len(referred) > len(page.named("svg"))
+    assert len(referred) > len(page.find_attributes("svg"))
 
 
 @pytest.mark.slow
@@ -323,17 +330,18 @@ def test_labels_cannot_become_tags_and_end_no_cell_early(tmp_path, monkeypatch):
     plots = figures.plots
     names = ("differences", "test-accuracy-by-steps")
 
-    def few(report):
+    def two_plots(report):
         return [x for x in plots(report) if x.name in names]
 
-    monkeypatch.setattr(figures, "plots", few)
+    monkeypatch.setattr(figures, "plots", two_plots)
     labels = {"diloco": NASTY, "sync_sgd": 'a" onload="x', "bmuf --nesterov": "b\nc"}
     labels["slowmo --slow-momentum 0.95"] = odd = '#1c2024 0.12345 id="a'
     pages.write(made_up(labels=labels)._replace(networks=[]), tmp_path)
     page = Page((tmp_path / "report.html").read_text())
-    assert not page.named("script")
-    assert not any(key.startswith("on") for _, x in page.tags for key in x)
-    assert NASTY in page.said()
+    assert not page.find_attributes("script")
+    for _, attributes in page.tags:
+        assert not any(key.startswith("on") for key in attributes)
+    assert NASTY in page.join_words()
     assert odd in page.words  # in a legend: no colour, no long number and no id
     table = (tmp_path / "table.md").read_text()
     assert "<script" not in table
@@ -355,8 +363,12 @@ def test_a_sweep_has_a_panel_and_a_group_of_rows_for_each_value():
     figures = drawn(report, "differences", by_bytes, by_workers)
     assert len(figures[by_bytes].axes) == 3
     (axes,) = figures[by_workers].axes
-    assert ticks_of(axes) == ["2", "4", "8"]
-    groups = [x for x in page_of(report).named("th") if x.get("scope") == "rowgroup"]
+    assert tick_texts(axes) == ["2", "4", "8"]
+    groups = [
+        x
+        for x in make_page(report).find_attributes("th")
+        if x.get("scope") == "rowgroup"
+    ]
     assert len(groups) == 3
     rows = csv.DictReader(io.StringIO(pages.csv(report), newline=""))
     assert [row["workers"] for row in rows] == ["2"] * 4 + ["4"] * 4 + ["8"] * 4
@@ -364,32 +376,32 @@ def test_a_sweep_has_a_panel_and_a_group_of_rows_for_each_value():
 
 def test_a_law_is_the_best_value_and_its_interval_at_every_swept_value():
     report = made_up(sweep="workers")._replace(networks=[])
-    found = [x._replace(low=x.chosen / 2, high=x.chosen * 2) for x in report.tuning]
-    report = report._replace(tuning=found)
+    tunings = [x._replace(low=x.chosen / 2, high=x.chosen * 2) for x in report.tuning]
+    report = report._replace(tuning=tunings)
     name = "best-lr-by-workers"
     (axes,) = drawn(report, name)[name].axes
-    assert ticks_of(axes) == ["2", "4", "8"]
+    assert tick_texts(axes) == ["2", "4", "8"]
     assert axes.get_yscale() == "log"
     for label in ("sync_sgd", "diloco"):
-        (own,) = lines_of(axes, label)
-        assert list(own[:, 1]) == [x.chosen for x in found if x.label == label]
-    assert {(each.low, each.high) for each in found} == {*bars_of(axes, 1)}
+        (best_line,) = find_lines(axes, label)
+        assert list(best_line[:, 1]) == [x.chosen for x in tunings if x.label == label]
+    assert {(tuning.low, tuning.high) for tuning in tunings} == {*find_bars(axes, 1)}
 
 
 def test_what_is_not_swept_is_drawn_beside_every_value():
     report = made_up(sweep="period", tuned=False)._replace(networks=[])
-    bare = report.rows[0]._replace(point=""), report.curves[0]._replace(point="")
-    rows, curves = (
-        [first, *(x for x in all_ if x.label != "sync_sgd")]
-        for first, all_ in zip(bare, (report.rows, report.curves), strict=True)
+    swept_rows = [row for row in report.rows if row.label != "sync_sgd"]
+    swept_curves = [curve for curve in report.curves if curve.label != "sync_sgd"]
+    report = report._replace(
+        rows=[report.rows[0]._replace(point=""), *swept_rows],
+        curves=[report.curves[0]._replace(point=""), *swept_curves],
     )
-    report = report._replace(rows=rows, curves=curves)
     names = "test-accuracy-by-steps", "test-accuracy-by-period"
     by_steps, by_period = drawn(report, *names).values()
-    assert [len(lines_of(x, "sync_sgd")) for x in by_steps.axes] == [1, 1, 1]
+    assert [len(find_lines(x, "sync_sgd")) for x in by_steps.axes] == [1, 1, 1]
     (axes,) = by_period.axes
-    assert ticks_of(axes) == ["2", "4", "8"]
-    (across,) = lines_of(axes, "sync_sgd")
+    assert tick_texts(axes) == ["2", "4", "8"]
+    (across,) = find_lines(axes, "sync_sgd")
     assert across[:, 1] == pytest.approx([97.24] * 3)
 
 
@@ -397,8 +409,8 @@ def test_replicas_that_agree_throughout_are_said_to_and_not_drawn():
     report = made_up()._replace(networks=[])
     report = replaced(report, "divergence", [0.0] * 20, *range(len(ALGORITHMS)))
     assert "divergence-by-steps" not in plotted(report)
-    told = "Zero at every evaluation, so not drawn: spread of the replicas."
-    assert told in page_of(report).said()
+    note = "Zero at every evaluation, so not drawn: spread of the replicas."
+    assert note in make_page(report).join_words()
 
 
 def test_a_run_that_diverges_leaves_the_axes_as_they_were(usual):
@@ -406,13 +418,13 @@ def test_a_run_that_diverges_leaves_the_axes_as_they_were(usual):
     wild = [*(2.0 * 10.0 ** steps[:-2]), float("inf"), float("nan")]
     wilder = replaced(made_up(), "test_loss", wild, 1)
     names = "test-loss-by-steps", "test-loss-by-time-10-gbe"
-    after = drawn(wilder, *names)
+    wild_figures = drawn(wilder, *names)
     notes = plotted(wilder)
     for name in names:
         top = usual[name].axes[0].get_ylim()[1]
-        assert after[name].axes[0].get_ylim()[1] < 2 * top
-        told = "Not in the picture, at least at the end: bmuf --nesterov."
-        assert notes[name].note == told
+        assert wild_figures[name].axes[0].get_ylim()[1] < 2 * top
+        note = "Not in the picture, at least at the end: bmuf --nesterov."
+        assert notes[name].note == note
         assert plotted(made_up())[name].note == ""
 
 
@@ -439,11 +451,11 @@ def test_gaps_stay_gaps_and_what_was_never_measured_is_not_drawn():
     report = replaced(report, "displacement_cosine", [float("nan")] * 20, 1)
     names = "test-accuracy-by-steps", "displacement-cosine-by-steps"
     accuracy, cosine = (x.axes[0] for x in drawn(report, *names).values())
-    (line,) = lines_of(accuracy, "bmuf --nesterov")
+    (line,) = find_lines(accuracy, "bmuf --nesterov")
     y = line[:, 1]
     assert np.array_equal(np.isnan(y), [x is None for x in gaps])
     assert set(y[~np.isnan(y)]) == {50.0}
-    assert lines_of(cosine, "bmuf --nesterov") == []
+    assert find_lines(cosine, "bmuf --nesterov") == []
 
 
 def test_what_a_figure_leaves_out_is_named_below_it():
@@ -463,30 +475,37 @@ def traded(*points):
         report.rows[0]._replace(
             label=f"a{i}",
             algo=f"a{i}",
-            bytes_per_worker=sent,
+            bytes_per_worker=sent_bytes,
             result=Spread(mean, 0.01, 5),
         )
-        for i, (sent, mean) in enumerate(points)
+        for i, (sent_bytes, mean) in enumerate(points)
     ]
     return report._replace(rows=rows, curves=[], tuning=[])
 
 
-FEW = (10.0, 0.7), (20.0, 0.9), (20.0, 0.8), (40.0, 0.85), (80.0, 0.95)
+FEW_POINTS = (10.0, 0.7), (20.0, 0.9), (20.0, 0.8), (40.0, 0.85), (80.0, 0.95)
 CROWD = [(100.0 + i, 0.9) for i in range(12)]
 
 
 def test_of_many_points_those_are_named_that_nobody_beats_with_as_few_bytes():
-    report = traded(*FEW, *CROWD)
-    less = report.measure._replace(higher_is_better=False)
-    for by, best in (report.measure, ["a0", "a1", "a4"]), (less, ["a0"]):
-        plot = plotted(report._replace(measure=by))["test-accuracy-at-the-end"]
+    report = traded(*FEW_POINTS, *CROWD)
+    lower_is_better = report.measure._replace(higher_is_better=False)
+    for measure, best in (
+        (report.measure, ["a0", "a1", "a4"]),
+        (lower_is_better, ["a0"]),
+    ):
+        plot = plotted(report._replace(measure=measure))["test-accuracy-at-the-end"]
         assert len(plot.lines) == 17 and plot.legend == best
-    assert plotted(traded(*FEW))["test-accuracy-at-the-end"].legend is None
+    assert plotted(traded(*FEW_POINTS))["test-accuracy-at-the-end"].legend is None
 
 
-@pytest.mark.parametrize("sent", [(10.0, 10.0, 20.0), (None, None, 20.0), (0.0, 5, 9)])
-def test_two_amounts_of_bytes_are_no_trade_off(sent):
-    assert "test-accuracy-at-the-end" not in plotted(traded(*((x, 0.9) for x in sent)))
+@pytest.mark.parametrize(
+    "byte_counts", [(10.0, 10.0, 20.0), (None, None, 20.0), (0.0, 5, 9)]
+)
+def test_two_amounts_of_bytes_are_no_trade_off(byte_counts):
+    assert "test-accuracy-at-the-end" not in plotted(
+        traded(*((sent_bytes, 0.9) for sent_bytes in byte_counts))
+    )
 
 
 @given(
@@ -496,9 +515,9 @@ def test_two_amounts_of_bytes_are_no_trade_off(sent):
     st.sampled_from(["plain", "bytes", "time"]),
 )
 def test_an_axis_has_two_to_six_ticks_with_different_texts(low, ratio, log, kind):
-    found = figures.ticks((low, low * ratio), log, kind)
-    assert 2 <= len(found) <= 6
-    assert all(low <= x <= low * ratio for x in found.values())
+    ticks = figures.ticks((low, low * ratio), log, kind)
+    assert 2 <= len(ticks) <= 6
+    assert all(low <= x <= low * ratio for x in ticks.values())
 
 
 def test_zeros_on_a_logarithmic_axis_are_drawn_without_a_warning():
@@ -516,9 +535,9 @@ def test_zeros_on_a_logarithmic_axis_are_drawn_without_a_warning():
 def test_an_algorithm_keeps_its_colour_and_no_two_look_alike(usual):
     style = styles({f"algorithm {i}": f"algorithm {i}" for i in range(50)})
     assert len({tuple(x.values()) for x in style.values()}) == 50
-    first = list(style.values())[: len(COLOURS)]
-    assert len({x["color"] for x in first}) == len(COLOURS)
-    colours = [colour_of(label) for label in ALGORITHMS]
+    first_styles = list(style.values())[: len(COLOURS)]
+    assert len({x["color"] for x in first_styles}) == len(COLOURS)
+    colours = [find_colour(label) for label in ALGORITHMS]
     for name, figure in usual.items():
         used = [x.get_color() for x in figure.axes[0].lines if x.get_color() in colours]
         assert list(dict.fromkeys(used)) == [x for x in colours if x in used], name
@@ -533,18 +552,19 @@ def test_a_label_is_no_formula_in_csv(label):
     report = made_up(sweep="alpha", labels={"diloco": label})
     rows = [x._replace(point="alpha=-2") for x in report.rows]
     with io.StringIO(pages.csv(report._replace(rows=rows)), newline="") as file:
-        found = list(csv.DictReader(file))
-    assert found[2]["algorithm"] == f"'{label}"
-    assert found[0]["algorithm"] == "sync_sgd"
-    assert found[2]["alpha"] == "-2"  # a number is none either
-    for cell in (x for row in found for x in row.values()):
-        assert not cell.startswith(("=", "+", "-", "@")) or float(cell) <= 0
+        csv_rows = list(csv.DictReader(file))
+    assert csv_rows[2]["algorithm"] == f"'{label}"
+    assert csv_rows[0]["algorithm"] == "sync_sgd"
+    assert csv_rows[2]["alpha"] == "-2"  # a number is none either
+    for row in csv_rows:
+        for cell in row.values():
+            assert not cell.startswith(("=", "+", "-", "@")) or float(cell) <= 0
 
 
 def test_a_study_of_one_seed_and_one_algorithm_by_loss_is_reported():
     report = made_up(tuned=False)
-    one = Spread(0.25, None, 1)
-    row = report.rows[0]._replace(seeds=1, result=one, loss=one, syncs=None)
+    one_seed = Spread(0.25, None, 1)
+    row = report.rows[0]._replace(seeds=1, result=one_seed, loss=one_seed, syncs=None)
     row = row._replace(bytes_per_worker=None, seconds={}, to_target={})
     curve = report.curves[0]._replace(bytes_per_worker=None, seconds={})
     report = report._replace(
@@ -552,7 +572,7 @@ def test_a_study_of_one_seed_and_one_algorithm_by_loss_is_reported():
         **{"curves": [curve], "networks": [], "measure": LOSS, "target": None},
         **{"paper": None, "remarks": [], "sentences": []},
     )
-    assert {"0.2500", "not counted", "not found"} <= {*page_of(report).words}
+    assert {"0.2500", "not counted", "not found"} <= {*make_page(report).words}
     names = plotted(report)
     assert {"test-loss-by-steps", "test-accuracy-by-steps"} <= {*names}
     assert not any("bytes" in name or "time" in name for name in names)
@@ -560,21 +580,21 @@ def test_a_study_of_one_seed_and_one_algorithm_by_loss_is_reported():
 
 def test_an_algorithm_of_which_all_runs_diverged_is_shown_as_that():
     report = made_up()._replace(networks=[])
-    gone = report.rows[1]._replace(
+    diverged_row = report.rows[1]._replace(
         diverged=5,
         result=None,
         loss=None,
         comparison=Comparison(Kind.NO_COMMON_SEED, clause="all 5 diverged"),
     )
-    rows = [report.rows[0], gone, *report.rows[2:]]
+    rows = [report.rows[0], diverged_row, *report.rows[2:]]
     curves = report.curves
     report = report._replace(rows=rows, curves=[curves[0], *curves[2:]])
-    assert {"all diverged", "5 seeds, 5 diverged"} <= {*page_of(report).words}
+    assert {"all diverged", "5 seeds, 5 diverged"} <= {*make_page(report).words}
     line = pages.markdown(report).splitlines()[7]
     assert line.startswith("| bmuf --nesterov | all diverged | all 5 diverged |")
 
 
 @pytest.mark.slow
 def test_a_study_imports_neither_matplotlib_nor_dask_before_it_needs_them():
-    found = find_imports("from experiments.study import study")
-    assert not {"matplotlib", "dask", "distributed"} & found
+    modules = find_imports("from experiments.study import study")
+    assert not {"matplotlib", "dask", "distributed"} & modules

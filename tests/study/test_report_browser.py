@@ -9,7 +9,7 @@ from support.sample_report import made_up
 from experiments.study import page as pages
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-BROWSER = next((path for name in BROWSERS if (path := shutil.which(name))), None)
+BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
 TIMEOUT = 120  # seconds, of what takes two
 
 pytestmark = pytest.mark.skipif(

@@ -15,22 +15,22 @@ def test_the_rows_of_the_page_are_those_of_its_records(name):
     table = slow_link.table([json.loads(line) for line in lines])
     head, rule, *rows = table.splitlines()
     page = (ROOT / "docs" / "measured.md").read_text()
-    shown = page.partition(f"\n{head}\n{rule}\n")[2].partition("\n\n")[0]
-    assert len(shown.splitlines()) >= 3
-    assert {*shown.splitlines()} <= {*rows}
+    page_rows = page.partition(f"\n{head}\n{rule}\n")[2].partition("\n\n")[0]
+    assert len(page_rows.splitlines()) >= 3
+    assert {*page_rows.splitlines()} <= {*rows}
 
 
 @pytest.fixture
 def link():
     try:
-        with Link() as made:
-            yield made
+        with Link() as slow_link_here:
+            yield slow_link_here
     except OSError as error:
         pytest.skip(f"no network namespaces with tc: {error}")
 
 
 @pytest.mark.long
 def test_a_round_over_a_long_link_takes_what_the_model_says(link):
-    [found] = slow_link.compared([*slow_link.measure(link, "sync_sgd", [(1e3, 20.0)])])
+    [row] = slow_link.compared([*slow_link.measure(link, "sync_sgd", [(1e3, 20.0)])])
     # With one latency a hop the ratio would be 1.8.
-    assert 1 / 1.3 < found["ratio"] < 1.3
+    assert 1 / 1.3 < row["ratio"] < 1.3

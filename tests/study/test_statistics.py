@@ -31,8 +31,8 @@ def by_seed(values):
 compared: Any = paired
 
 
-def ends(found: Any) -> Any:
-    return found.low, found.high
+def interval(difference: Any) -> Any:
+    return difference.low, difference.high
 
 
 def test_one_value_has_no_deviation_and_equal_ones_exactly_none():
@@ -43,14 +43,15 @@ def test_one_value_has_no_deviation_and_equal_ones_exactly_none():
 @given(st.lists(FIGURES, min_size=2, max_size=8), st.randoms())
 def test_a_spread_is_numpys_in_any_order(values, shuffle):
     shuffled = shuffle.sample(values, len(values))
-    found = spread(values)
-    assert spread(shuffled) == found
-    assert found.mean == pytest.approx(np.mean(values), abs=1e-9)
-    assert found.deviation == pytest.approx(np.std(values, ddof=1), abs=1e-9)
+    numbers = spread(values)
+    assert spread(shuffled) == numbers
+    assert numbers.mean == pytest.approx(np.mean(values), abs=1e-9)
+    assert numbers.deviation == pytest.approx(np.std(values, ddof=1), abs=1e-9)
 
 
 EIGHTHS = {seed: seed / 8 for seed in range(6)}
-MORE, LESS = ({s: x + gain for s, x in EIGHTHS.items()} for gain in (0.25, -0.25))
+HIGHER = {seed: value + 0.25 for seed, value in EIGHTHS.items()}
+LOWER = {seed: value - 0.25 for seed, value in EIGHTHS.items()}
 
 
 @pytest.mark.parametrize(
@@ -63,8 +64,8 @@ MORE, LESS = ({s: x + gain for s, x in EIGHTHS.items()} for gain in (0.25, -0.25
             (2.0, None, None, pytest.approx(math.sqrt(2)), 2, True),
         ),
         # Five times one test example more: nothing is known of chance.
-        (MORE, EIGHTHS, (0.25, None, None, 0.0, 6, True)),
-        (LESS, EIGHTHS, (-0.25, None, None, 0.0, 6, True)),
+        (HIGHER, EIGHTHS, (0.25, None, None, 0.0, 6, True)),
+        (LOWER, EIGHTHS, (-0.25, None, None, 0.0, 6, True)),
         # Identical figures are certain to be equal.
         (EIGHTHS, EIGHTHS, (0.0, 0.0, 0.0, 0.0, 6, True, 1.0)),
         ({}, {}, None),
@@ -79,24 +80,26 @@ def test_seeds_are_paired_and_equal_differences_have_no_interval(
 
 
 def test_four_pairs_have_no_interval():
-    found = compared(by_seed([0.9, 0.8, 0.7, 0.95]), by_seed([0.0] * 4))
-    assert (*ends(found), found.p) == (None, None, None)
+    difference = compared(by_seed([0.9, 0.8, 0.7, 0.95]), by_seed([0.0] * 4))
+    assert (*interval(difference), difference.p) == (None, None, None)
 
 
 @pytest.mark.parametrize("pairs", [5, 20])
 def test_interval_and_p_value_are_those_of_scipys_paired_t_test(pairs):
     values, baseline = np.random.default_rng(pairs).exponential(size=(2, pairs))
     expected = ttest_rel(values, baseline)
-    found: Any = paired(by_seed(values), by_seed(baseline))
-    assert found.p == pytest.approx(expected.pvalue)
-    assert ends(found) == pytest.approx(tuple(expected.confidence_interval(0.95)))
+    difference: Any = paired(by_seed(values), by_seed(baseline))
+    assert difference.p == pytest.approx(expected.pvalue)
+    assert interval(difference) == pytest.approx(
+        tuple(expected.confidence_interval(0.95))
+    )
 
 
 def test_differences_that_are_equal_but_for_rounding_have_no_interval():
     baseline = {seed: 0.1 * seed for seed in range(6)}
-    found = compared({seed: x + 0.1 for seed, x in baseline.items()}, baseline)
-    assert found.deviation > 0 and found.mean == pytest.approx(0.1)
-    assert ends(found) == (None, None) and found.p is None
+    difference = compared({seed: x + 0.1 for seed, x in baseline.items()}, baseline)
+    assert difference.deviation > 0 and difference.mean == pytest.approx(0.1)
+    assert interval(difference) == (None, None) and difference.p is None
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -107,14 +110,18 @@ def test_a_bound_that_is_0_but_for_rounding_decides_nothing(dtype, side):
     gains = np.array([-1.0, 1, 2, 3, 5])
     gains -= ttest_1samp(gains, 0).confidence_interval().low
     values = by_seed(float(dtype((341 + side * gain) / 360)) for gain in gains)
-    found = compared(values, baseline)
-    assert 0 in ends(found)
-    assert compare(found, ACCURACY).clause.startswith("no difference seen")
+    difference = compared(values, baseline)
+    assert 0 in interval(difference)
+    assert compare(difference, ACCURACY).clause.startswith("no difference seen")
 
 
 def test_differences_have_one_sign_or_not():
-    for values, same in {(-1, -2): True, (1, -2): False, (0, 2): False}.items():
-        assert compared(by_seed(values), by_seed([0, 0])).same_sign == same
+    for values, have_one_sign in {
+        (-1, -2): True,
+        (1, -2): False,
+        (0, 2): False,
+    }.items():
+        assert compared(by_seed(values), by_seed([0, 0])).same_sign == have_one_sign
 
 
 @COMPARED
@@ -127,15 +134,15 @@ def test_an_interval_is_scipys_at_every_scale(values, shift, scale):
     values = [scale * (x + shift) for x in values]
     room = 2e-6 * max(map(abs, values))  # what counts as rounding: an end may be 0
     assume(np.ptp(values) > room > 1e-300 and room > 1e-100 * scale)  # squares
-    found = compared(by_seed(values), by_seed([0.0] * len(values)))
+    difference = compared(by_seed(values), by_seed([0.0] * len(values)))
     low, high = ttest_1samp(np.array(values) / scale, 0).confidence_interval()
-    assert found.low == pytest.approx(scale * low, rel=1e-6, abs=room)
-    assert found.high == pytest.approx(scale * high, rel=1e-6, abs=room)
+    assert difference.low == pytest.approx(scale * low, rel=1e-6, abs=room)
+    assert difference.high == pytest.approx(scale * high, rel=1e-6, abs=room)
 
 
 def with_p(*values):
-    known = Difference(0.1, 0.05, 0.15, 0.01, 5, True)
-    return [None if p is None else known._replace(p=p) for p in values]
+    difference = Difference(0.1, 0.05, 0.15, 0.01, 5, True)
+    return [None if p is None else difference._replace(p=p) for p in values]
 
 
 @pytest.mark.parametrize(

@@ -70,17 +70,17 @@ def compare(command, out):
     study.run(config.read(argv), argv, lambda: pytest.fail("a run was begun"))
 
 
-def found(function, *arguments):
+def ignore_folder(function, *arguments):
     """A function that takes no folder."""
     return lambda out: function(*arguments)
 
 
 REFUSED = [
-    *((found(network.parse, text), words) for text, words in NETWORKS.items()),
+    *((ignore_folder(network.parse, text), words) for text, words in NETWORKS.items()),
     *((partial(compare, command), words) for command, words in STUDIES.items()),
-    (found(statistics.spread, []), [NOT_FINITE]),
-    (found(statistics.spread, [1.0, math.nan]), [NOT_FINITE]),
-    (found(statistics.paired, {0: math.inf}, {0: 1.0}), ["finite"]),
+    (ignore_folder(statistics.spread, []), [NOT_FINITE]),
+    (ignore_folder(statistics.spread, [1.0, math.nan]), [NOT_FINITE]),
+    (ignore_folder(statistics.paired, {0: math.inf}, {0: 1.0}), ["finite"]),
 ]
 
 
@@ -88,8 +88,8 @@ def test_certificates_that_cannot_be_used_are_named(tmp_path):
     pytest.importorskip("distributed")  # its defaults come before other settings
     for folder in (tmp_path / "foreign", tmp_path):
         folder.mkdir(exist_ok=True)
-        made = certificates(folder)
-    for number, given, words in (
+        certificate_settings = certificates(folder)
+    for number, path, words in (
         (0, "nowhere.pem", "CLIENT__CERT .*nowhere.pem: No such file"),
         (1, "nowhere.pem", "CLIENT__KEY .*nowhere.pem: No such file"),
         (2, "nowhere.pem", "CA_FILE .*nowhere.pem: No such file"),
@@ -98,8 +98,8 @@ def test_certificates_that_cannot_be_used_are_named(tmp_path):
         (2, "key.pem", "CA_FILE .*key.pem is no certificate: .*: set .*CA_FILE to"),
     ):
         names = ("CLIENT__CERT", "CLIENT__KEY", "CA_FILE")
-        files = [made[f"{TLS}{name}"] for name in names]
-        files[number] = str(tmp_path / given)
+        files = [certificate_settings[f"{TLS}{name}"] for name in names]
+        files[number] = str(tmp_path / path)
         settings = (f"comm.tls.{x}" for x in ("client.cert", "client.key", "ca-file"))
         tls = {f"distributed.{x}": y for x, y in zip(settings, files, strict=True)}
         with dask.config.set(tls), pytest.raises(BadRequest, match=words) as refused:
@@ -108,15 +108,17 @@ def test_certificates_that_cannot_be_used_are_named(tmp_path):
 
 
 def test_a_study_does_not_mix_runs_on_a_file_with_runs_on_a_changed_one(tmp_path):
-    (path := tmp_path / "t.csv").write_text(rows := "x,y\n" + "1,a\n2,b\n" * 20)
+    path = tmp_path / "t.csv"
+    rows = "x,y\n" + "1,a\n2,b\n" * 20
+    path.write_text(rows)
     words = f"--algos sync_sgd --task table --file {path} --batch-size 8 --seeds 1"
-    asked = config.read([*shlex.split(words), f"--out={tmp_path / 'study'}"])
+    study_config = config.read([*shlex.split(words), f"--out={tmp_path / 'study'}"])
     for _ in range(2):
-        with study.opened(asked) as (plan, _):
+        with study.opened(study_config) as (plan, _):
             assert plan.missing == 1
     path.write_text(rows.replace("2,b", "3,b"))
     with pytest.raises(BadRequest, match="holds a study with other data"):
-        study.opened(asked).__enter__()
+        study.opened(study_config).__enter__()
 
 
 @pytest.mark.parametrize(("call", "words"), REFUSED)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_study_analysis import write
+from support.stored_runs import write_run
 
 from experiments.command.flags import config_words
 from experiments.command.words import as_words, flag_groups, parameter
@@ -18,7 +18,7 @@ from experiments.training.config import RunConfig, parse
 from experiments.training.run_folder import default_out
 
 
-def config_of(*argv, task="digits"):
+def read_config(*argv, task="digits"):
     """The checked config of a study's command line."""
     return config.read(["--task", task, *argv])
 
@@ -33,7 +33,7 @@ def planned(loader, *argv):
     """The settings at each point of a study, by algorithm and point."""
     return {
         (p.variant.label, p.point): loader.plan(p.common)[0].config
-        for p in runs.run_sets(config_of(*argv), loader)
+        for p in runs.run_sets(read_config(*argv), loader)
     }
 
 
@@ -53,11 +53,11 @@ def planned(loader, *argv):
     ],
 )
 def test_algorithms_may_have_flags_and_labels(text, expected):
-    shown = [
+    labelled_words = [
         f"{x.label}: {' '.join([x.algo, *x.words])}"
         for x in command_line.read_algorithms(text)
     ]
-    assert "; ".join(shown) == expected
+    assert "; ".join(labelled_words) == expected
 
 
 def test_a_command_line_is_cut_before_each_flag_which_sets_a_parameter():
@@ -83,79 +83,87 @@ def test_a_command_line_is_cut_before_each_flag_which_sets_a_parameter():
     ],
 )
 def test_a_range_is_evenly_spaced_with_both_ends(text, expected):
-    found = command_line.parse_axis("--tune", text)
-    numbers = [float(value) for value in found.values]
+    axis = command_line.parse_axis("--tune", text)
+    numbers = [float(value) for value in axis.values]
     np.testing.assert_allclose(numbers, expected, rtol=5e-3)  # three digits
     assert (numbers[0], numbers[-1]) == (expected[0], expected[-1])
-    assert found.bounds is not None
+    assert axis.bounds is not None
 
 
 def test_whole_values_of_a_range_are_written_as_whole_numbers():
     """As --period reads them, however large they are."""
-    found = command_line.parse_axis("--sweep", "period=256:4096:log:5")
-    assert found.values == ("256", "512", "1024", "2048", "4096")
+    axis = command_line.parse_axis("--sweep", "period=256:4096:log:5")
+    assert axis.values == ("256", "512", "1024", "2048", "4096")
 
 
 def test_a_list_is_taken_as_it_is_written():
-    found = command_line.parse_axis("--sweep", " --outer_lr = 0.70, 1e-2 ,x")
-    assert found == variants.Axis("outer_lr", ("0.70", "1e-2", "x"), None)
+    axis = command_line.parse_axis("--sweep", " --outer_lr = 0.70, 1e-2 ,x")
+    assert axis == variants.Axis("outer_lr", ("0.70", "1e-2", "x"), None)
     assert command_line.parse_axis("--sweep", "outer-lr=1").flag == "outer_lr"
 
 
 def test_values_of_a_narrow_range_differ():
     """Else fewer are tried than the report says."""
-    found = command_line.parse_axis("--tune", "momentum=0.99:0.999:linear:28")
-    assert len(set(found.values)) == 28
+    axis = command_line.parse_axis("--tune", "momentum=0.99:0.999:linear:28")
+    assert len(set(axis.values)) == 28
 
 
 def test_values_beyond_an_end_and_near_the_best_follow_a_range():
-    found = command_line.parse_axis("--tune", "lr=0.1:0.4:log:3+4")
-    assert (found.values, found.near) == (("0.1", "0.2", "0.4"), 4)
-    tried = {"0.1", "0.2", "0.4"}
+    axis = command_line.parse_axis("--tune", "lr=0.1:0.4:log:3+4")
+    assert (axis.values, axis.near) == (("0.1", "0.2", "0.4"), 4)
+    tried_values = {"0.1", "0.2", "0.4"}
     ends = [
-        found.further_values(tried, best, is_near=False)
+        axis.further_values(tried_values, best, is_near=False)
         for best in ("0.1", "0.2", "0.4")
     ]
     assert ends == [("0.05",), (), ("0.8",)]
     assert (
-        found.further_values({*tried, *"1234"}, "4", is_near=False)
+        axis.further_values({*tried_values, *"1234"}, "4", is_near=False)
         == (
             # four beyond are enough
         )
     )
-    assert found.near_seeds == 0
-    wide = command_line.parse_axis("--tune", "lr=0.1:0.4:log:3+4x25")
-    assert (wide.values, wide.near, wide.near_seeds) == (found.values, 4, 25)
-    assert wide.record == found.record  # a folder is continued with more seeds
+    assert axis.near_seeds == 0
+    seeded_axis = command_line.parse_axis("--tune", "lr=0.1:0.4:log:3+4x25")
+    assert (seeded_axis.values, seeded_axis.near, seeded_axis.near_seeds) == (
+        axis.values,
+        4,
+        25,
+    )
+    assert seeded_axis.record == axis.record  # a folder is continued with more seeds
     near = ("0.139", "0.167", "0.24", "0.288")
-    assert found.further_values(tried, "0.2", is_near=True) == near
-    assert found.further_values({*tried, "0.240"}, "0.2", is_near=True) == (
+    assert axis.further_values(tried_values, "0.2", is_near=True) == near
+    assert axis.further_values({*tried_values, "0.240"}, "0.2", is_near=True) == (
         *near[:2],
         near[3],
     )
-    whole = command_line.parse_axis("--tune", "period=2:8:log:3+3")
-    assert whole.further_values(whole.values, "8", is_near=False) == ("16",)
-    assert whole.further_values(whole.values, "4", is_near=True) == ("3", "5", "6")
+    period_axis = command_line.parse_axis("--tune", "period=2:8:log:3+3")
+    assert period_axis.further_values(period_axis.values, "8", is_near=False) == ("16",)
+    assert period_axis.further_values(period_axis.values, "4", is_near=True) == (
+        "3",
+        "5",
+        "6",
+    )
 
 
 # Which flags are whose.
 
 
 def test_a_shared_flag_goes_to_those_that_have_it():
-    decided = config_of(
+    decided = read_config(
         "--algos=sync_sgd,bmuf --period 2,diloco",
         *("--period", "8", "--block-lr", "0.5", "--lr", "0.1", "--no-nesterov"),
     )
-    taken = {}
+    arguments_by_algo = {}
     for variant in decided.variants:
-        taken[variant.algo] = variant.config.arguments
+        arguments_by_algo[variant.algo] = variant.config.arguments
         assert variant.config.lr == 0.1
         assert variant.config.displacements
-    assert "period" not in taken["sync_sgd"]
-    assert taken["bmuf"]["period"] == 2  # its own, which wins
-    assert taken["bmuf"]["block_lr"] == 0.5
-    assert taken["diloco"]["period"] == 8
-    assert not {"block_lr"} & taken["diloco"].keys()
+    assert "period" not in arguments_by_algo["sync_sgd"]
+    assert arguments_by_algo["bmuf"]["period"] == 2  # its own, which wins
+    assert arguments_by_algo["bmuf"]["block_lr"] == 0.5
+    assert arguments_by_algo["diloco"]["period"] == 8
+    assert not {"block_lr"} & arguments_by_algo["diloco"].keys()
 
 
 def test_a_flag_applies_to_the_algorithms_that_take_it():
@@ -166,10 +174,10 @@ def test_a_flag_applies_to_the_algorithms_that_take_it():
         "block_lr": "bmuf",
         **dict.fromkeys(("seed", "axis", "nonsense"), ""),  # or the harness's
     }
-    decided = config_of("--algos=sync_sgd,bmuf,diloco")
-    for flag, own in takers.items():
-        found = [x.algo for x in decided.variants if flag in x.readers]
-        assert " ".join(found) == own, flag
+    decided = read_config("--algos=sync_sgd,bmuf,diloco")
+    for flag, expected in takers.items():
+        readers = [x.algo for x in decided.variants if flag in x.readers]
+        assert " ".join(readers) == expected, flag
 
 
 # What is tried.
@@ -179,29 +187,28 @@ OUTER = "outer-lr=0.1:1:linear:5"
 
 def test_all_algorithms_try_the_same_values_of_the_flags_that_they_have():
     tune = "momentum=0.1,0.5", "lr=0.01:1:log:3", OUTER, "weight-decay=0.001:0.1:log:2"
-    decided = config_of("--algos=sync_sgd,diloco", *(f"--tune={x}" for x in tune))
-    given = {
-        x.flag: x for x in (command_line.parse_axis("--tune", each) for each in tune)
-    }
+    decided = read_config("--algos=sync_sgd,diloco", *(f"--tune={x}" for x in tune))
+    axes_in_order = [command_line.parse_axis("--tune", text) for text in tune]
+    axes = {axis.flag: axis for axis in axes_in_order}
     sync, diloco = decided.variants
-    assert diloco.tuned == [*given.values()]
-    assert sync.tuned == [x for name, x in given.items() if name != "outer_lr"]
+    assert diloco.tuned == [*axes.values()]
+    assert sync.tuned == [x for name, x in axes.items() if name != "outer_lr"]
     assert (sync.trials, diloco.trials) == (2 * 3 * 2, 2 * 3 * 5 * 2)
 
 
 def followed(study, loader, score):
     """The values of each batch of further trials, made with a score of each."""
-    (first,) = runs.run_sets(study, loader)
-    further = runs.further(study, loader, first)
-    found = []
-    trials = first.trials
+    (run_set,) = runs.run_sets(study, loader)
+    further = runs.further(study, loader, run_set)
+    batches = []
+    trials = run_set.trials
     while trials is not None:
         for x in trials:
             accuracy = score(*map(float, x.values.values()))
-            write(x.run(x.seeds[0]), "sync_sgd", (0.1, 0.2, accuracy))
-        found.append([tuple(x.values.values()) for x in trials])
+            write_run(x.run(x.seeds[0]), "sync_sgd", (0.1, 0.2, accuracy))
+        batches.append([tuple(x.values.values()) for x in trials])
         trials = next(further, None)
-    return [*filter(None, found[1:])]
+    return [*filter(None, batches[1:])]
 
 
 @pytest.mark.parametrize(
@@ -219,14 +226,14 @@ def test_an_optimum_at_an_end_is_followed_and_then_refined(
 ):
     """The same values of the other flag stand beside each."""
     tune = "--tune=lr=0.1:0.4:log:3+4", "--tune=momentum=0.1,0.5"
-    decided = config_of("--algos=sync_sgd", *tune, f"--out={tmp_path}", "--seeds=1")
+    decided = read_config("--algos=sync_sgd", *tune, f"--out={tmp_path}", "--seeds=1")
 
     def score(lr, momentum):
         return 0.9 - abs(np.log(lr / peak)) / 20 - momentum / 10
 
-    *ends, last = followed(decided, loader, score)
+    *ends, near_values = followed(decided, loader, score)
     assert ends == [[(x, "0.1"), (x, "0.5")] for (x,) in expected[:-1]]
-    assert last == [(x, "0.1") for x in expected[-1]]
+    assert near_values == [(x, "0.1") for x in expected[-1]]
 
 
 def play_tuning(decided, loader, score):
@@ -234,26 +241,26 @@ def play_tuning(decided, loader, score):
 
     The accuracy of a run is score(lr, seed).
     """
-    first = runs.run_sets(decided, loader)[0]
-    further = runs.further(decided, loader, first)
-    row = first
+    first_row = runs.run_sets(decided, loader)[0]
+    further = runs.further(decided, loader, first_row)
+    row = first_row
     turns = []
-    more = first.trials
-    while more is not None:
-        for tried in more:
-            for seed in tried.missing():
-                accuracy = score(float(tried.values["lr"]), seed)
-                write(tried.run(seed), "sync_sgd", (0.1, 0.2, accuracy))
-        turns.append({x.values["lr"]: len(x.seeds) for x in more})
-        row = row._replace(trials=runs.join_trials(row.trials, more))
-        more = next(further, None)
+    turn_trials = first_row.trials
+    while turn_trials is not None:
+        for trial_runs in turn_trials:
+            for seed in trial_runs.missing():
+                accuracy = score(float(trial_runs.values["lr"]), seed)
+                write_run(trial_runs.run(seed), "sync_sgd", (0.1, 0.2, accuracy))
+        turns.append({x.values["lr"]: len(x.seeds) for x in turn_trials})
+        row = row._replace(trials=runs.join_trials(row.trials, turn_trials))
+        turn_trials = next(further, None)
     return row, turns
 
 
 def test_more_seeds_decide_among_the_values_near_the_best(loader, tmp_path):
     """The first two seeds prefer 0.2, and all six 0.4: the window moves to it."""
     words = "--algos=sync_sgd --seeds=1 --tune-seeds=2 --tune=lr=0.1:0.4:log:3+2x6"
-    decided = config_of(*words.split(), f"--out={tmp_path}")
+    decided = read_config(*words.split(), f"--out={tmp_path}")
 
     def score(lr, seed):
         peak = 0.2 if seed < runs.FIRST_TUNING_SEED + 2 else 0.4
@@ -283,7 +290,7 @@ def test_more_seeds_decide_among_the_values_near_the_best(loader, tmp_path):
 def test_two_optima_beyond_their_ranges_are_found_together(loader, tmp_path):
     """Beside the momentum of its own range, the best rate would be another one."""
     tune = "--tune=lr=0.1:0.4:log:3+2", "--tune=momentum=0.1:0.2:log:2+2"
-    decided = config_of("--algos=sync_sgd", *tune, f"--out={tmp_path}", "--seeds=1")
+    decided = read_config("--algos=sync_sgd", *tune, f"--out={tmp_path}", "--seeds=1")
 
     def score(lr, momentum):
         off = abs(np.log(lr * momentum / 0.32)) + abs(np.log(momentum / 0.4)) / 2
@@ -296,13 +303,13 @@ def test_two_optima_beyond_their_ranges_are_found_together(loader, tmp_path):
 
 def test_values_that_a_run_refuses_are_not_tried(loader, tmp_path):
     tune = "--tune=density=0.25:0.5:log:2+2"
-    decided = config_of("--algos=topk_sgd", tune, f"--out={tmp_path}")
+    decided = read_config("--algos=topk_sgd", tune, f"--out={tmp_path}")
     # Neither 2 nor 1.2.
     assert followed(decided, loader, float) == [[("1",)], [("0.833",)]]
 
 
 @pytest.mark.parametrize(
-    ("tune", "tried"),
+    ("tune", "num_trials"),
     [
         (["lr=0.01:1:log:50"], 2),  # its ends
         (["lr=0.01:1:log:50", "momentum=0:0.9:linear:9"], 4),  # its corners
@@ -311,14 +318,14 @@ def test_values_that_a_run_refuses_are_not_tried(loader, tmp_path):
         (["momentum=0.1,0.2", "period=1:8:linear:8"], 16),
     ],
 )
-def test_values_between_two_that_are_possible_are_not_tried_out(tune, tried):
-    flags = [w for t in tune for w in ("--tune", t)]
-    decided = config_of("--algos=diloco", *flags)
-    found = list(decided.variants[0].decisive_trials())
-    assert len(found) == tried
-    for each in decided.tuned:
-        values = {trial[each.flag] for trial in found}
-        assert {each.values[0], each.values[-1]} <= values
+def test_values_between_two_that_are_possible_are_not_tried_out(tune, num_trials):
+    flags = [f"--tune={axis}" for axis in tune]
+    decided = read_config("--algos=diloco", *flags)
+    trials = list(decided.variants[0].decisive_trials())
+    assert len(trials) == num_trials
+    for axis in decided.tuned:
+        values = {trial[axis.flag] for trial in trials}
+        assert {axis.values[0], axis.values[-1]} <= values
 
 
 @pytest.mark.parametrize(
@@ -329,20 +336,20 @@ def test_values_between_two_that_are_possible_are_not_tried_out(tune, tried):
     ],
 )
 def test_runs_are_counted_before_they_are_planned(loader, words):
-    decided = config_of("--algos=sync_sgd,diloco", *words)
-    made = 0
+    decided = read_config("--algos=sync_sgd,diloco", *words)
+    num_runs = 0
     for point in runs.run_sets(decided, loader):
-        made += 5 + sum(len(trial.seeds) for trial in point.trials)
-    assert config.count_runs(decided) == made
+        num_runs += 5 + sum(len(trial.seeds) for trial in point.trials)
+    assert config.count_runs(decided) == num_runs
 
 
 def test_one_range_may_have_a_name_and_values_for_each_algorithm(loader):
     """Else block momentum of three algorithms would be three dimensions of trials."""
     words = "--algos=sync_sgd,bmuf,slowmo,powersgd", "--tune=lr=0.1:0.4:log:3"
-    own = "block_momentum|slow_momentum=0.5,0.9|rank=1,4"
-    decided = config_of(*words, f"--tune={own}")
-    tried = {x.algo: x.tuned[1:] for x in decided.variants}
-    assert tried == {
+    momentum_or_rank = "block_momentum|slow_momentum=0.5,0.9|rank=1,4"
+    decided = read_config(*words, f"--tune={momentum_or_rank}")
+    axes_by_algo = {x.algo: x.tuned[1:] for x in decided.variants}
+    assert axes_by_algo == {
         "sync_sgd": [],
         "bmuf": [variants.Axis("block_momentum", ("0.5", "0.9"))],
         "slowmo": [variants.Axis("slow_momentum", ("0.5", "0.9"))],
@@ -351,21 +358,21 @@ def test_one_range_may_have_a_name_and_values_for_each_algorithm(loader):
     for point in runs.run_sets(decided, loader):
         is_plain = point.variant.algo == "sync_sgd"
         assert len(point.trials) == point.variant.trials == (3 if is_plain else 6)
-    other = config_of(*words, f"--tune={own.replace('1,4', '1,8')}")
+    other = read_config(*words, f"--tune={momentum_or_rank.replace('1,4', '1,8')}")
     assert config.identity(other) != config.identity(decided)
     # A preset's range serves some of its algorithms alone.
-    few = config_of("--algos=sync_sgd,bmuf", f"--tune={own}")
-    assert few.variants[1].tuned == [tried["bmuf"][0]]
+    two_algos = read_config("--algos=sync_sgd,bmuf", f"--tune={momentum_or_rank}")
+    assert two_algos.variants[1].tuned == [axes_by_algo["bmuf"][0]]
 
 
 def test_an_algorithm_without_any_tuned_flag_is_not_tried():
-    decided = config_of("--algos=sync_sgd,diloco", "--tune", OUTER)
+    decided = read_config("--algos=sync_sgd,diloco", "--tune", OUTER)
     assert decided.variants[0].tuned == []
     assert [*variants.combinations([])] == [] and decided.variants[0].trials == 0
 
 
 def test_runs_that_tune_hold_data_out_and_have_seeds_of_their_own(loader):
-    decided = config_of(
+    decided = read_config(
         *("--algos=bmuf,diloco", "--tune", "lr=0.1,0.2", "--tune", OUTER),
         *("--tune-seeds", "2", "--sweep", "period=2,4"),
     )
@@ -385,12 +392,12 @@ def test_runs_that_tune_hold_data_out_and_have_seeds_of_their_own(loader):
 
 
 def test_labels_that_look_alike_as_folders_are_kept_apart(loader):
-    decided = config_of(
+    decided = read_config(
         "--algos=a+b=bmuf,a-b=signum,A/B=bmuf", task="support.tiny_tasks:read"
     )
-    found = {p.folder for p in runs.run_sets(decided, loader)}
-    assert len(found) == 3
-    assert all(not f.is_absolute() and ".." not in f.parts for f in found)
+    folders = {p.folder for p in runs.run_sets(decided, loader)}
+    assert len(folders) == 3
+    assert all(not f.is_absolute() and ".." not in f.parts for f in folders)
     # scp and rsync would take what is before a colon for a host.
     assert ":" not in f"{decided.folder} {default_out('a:b', 'c:d')}"
 
@@ -400,7 +407,7 @@ def test_a_run_set_knows_which_of_its_runs_are_done(tmp_path):
     runs = RunSet(variants.Variant("a", common), 1, "", common, tmp_path, range(3))
     assert runs.missing() == [0, 1, 2] and runs.read().summaries == {}
     for seed in (0, 2):
-        write(runs.run(seed), "bmuf", (0.1, 0.2, 0.3), seed=seed)
+        write_run(runs.run(seed), "bmuf", (0.1, 0.2, 0.3), seed=seed)
     (runs.folder / ".seed-1").mkdir()  # one that was stopped
     assert runs.missing() == [1]
     assert {k: x.seed for k, x in runs.read().summaries.items()} == {0: 0, 2: 2}
@@ -432,29 +439,29 @@ def test_a_run_set_knows_which_of_its_runs_are_done(tmp_path):
     ],
 )
 def test_a_sweep_keeps_the_samples_unless_it_is_of_steps(loader, words, runs):
-    found = planned(loader, "--algos=bmuf", *words.split()).values()
-    shown = [(s.workers, s.batch_size, s.steps, s.lr) for s in found]
-    assert shown == [pytest.approx(run, rel=1e-5) for run in runs]  # six digits of lr
+    configs = planned(loader, "--algos=bmuf", *words.split()).values()
+    sizes = [(s.workers, s.batch_size, s.steps, s.lr) for s in configs]
+    assert sizes == [pytest.approx(run, rel=1e-5) for run in runs]  # six digits of lr
 
 
 def test_an_algorithm_without_the_swept_flag_is_run_once(loader):
-    found = planned(loader, "--algos=sync_sgd,bmuf", "--sweep=period=1,4")
-    assert [*found] == [("sync_sgd", ""), ("bmuf", "period=1"), ("bmuf", "period=4")]
-    assert {s.steps * s.batch_size for s in found.values()} == {480 * 64}
+    configs = planned(loader, "--algos=sync_sgd,bmuf", "--sweep=period=1,4")
+    assert [*configs] == [("sync_sgd", ""), ("bmuf", "period=1"), ("bmuf", "period=4")]
+    assert {s.steps * s.batch_size for s in configs.values()} == {480 * 64}
 
 
 def test_runs_are_those_of_their_command(loader):
     """The command in the report makes the point's runs, and so do jobs."""
-    decided = config_of(
+    decided = read_config(
         *("--algos=bmuf --preset paper, NBM=bmuf --nesterov", "--model=mlp"),
         *("--sweep=workers=1,4", "--worker-batch=8", "--lr=0.3"),
         *("--tune=period=2,4", "--tune=momentum=0.1:0.9:linear:3", "--clip-norm=1e-3"),
     )
     for point in runs.run_sets(decided, loader):
         assert point.common.batch_size == 8 * point.common.workers
-        for each in (point, *point.trials):
-            assert parse(shlex.split(each.command)[3:]) == each.common
-            assert f"workers={each.common.workers}" == point.point
+        for run_set in (point, *point.trials):
+            assert parse(shlex.split(run_set.command)[3:]) == run_set.common
+            assert f"workers={run_set.common.workers}" == point.point
 
 
 @pytest.mark.parametrize(
@@ -466,7 +473,7 @@ def test_runs_are_those_of_their_command(loader):
     ],
 )
 def test_a_swept_value_is_what_the_words_of_a_run_say(sweep):
-    study = config_of("--algos=bmuf", f"--sweep={sweep}")
+    study = read_config("--algos=bmuf", f"--sweep={sweep}")
     [variant] = study.variants
     for name, run in variant.configs().items():
         point = as_words(variant.points[name])
@@ -477,18 +484,18 @@ def test_a_swept_value_is_what_the_words_of_a_run_say(sweep):
 def test_trials_and_points_need_no_parsers_of_their_own(monkeypatch):
     """They are other fields of a config, whose words are read once for a variant."""
     make = argparse.ArgumentParser.__init__
-    made = []
+    parsers = []
 
-    def counted(self, *arguments, **named):
-        made.append(self)
-        make(self, *arguments, **named)
+    def counted(self, *arguments, **options):
+        parsers.append(self)
+        make(self, *arguments, **options)
 
     monkeypatch.setattr(argparse.ArgumentParser, "__init__", counted)
     counts = []
     for values in ("0.1", "0.1,0.2,0.3"):
-        made.clear()
-        config_of("--algos=bmuf", f"--tune=lr={values}", f"--sweep=block-lr={values}")
-        counts.append(len(made))
+        parsers.clear()
+        read_config("--algos=bmuf", f"--tune=lr={values}", f"--sweep=block-lr={values}")
+        counts.append(len(parsers))
     assert counts[0] == counts[1] <= 4
 
 
@@ -515,29 +522,30 @@ def test_flags_made_of_a_config_say_it(words):
 def test_data_is_read_once_for_runs_that_share_it(loader):
     _, data = loader.plan(parse(()))
     assert loader.plan(parse(["--lr=0.3", "--seed=7"]))[1] is data
-    _, held = loader.plan(parse(["--validation=0.1"]))
-    assert held.examples < data.examples
+    _, training_data = loader.plan(parse(["--validation=0.1"]))
+    assert training_data.examples < data.examples
 
 
 def test_a_study_knows_the_model_that_it_starts_from_by_its_content(tmp_path):
     model = tmp_path / "start.safetensors"
-    found = []
+    checksums = []
     for text in ("one", "another"):
         model.write_text(text)
-        (loader := Loader()).plan(parse([f"--init-from={model}"]))
-        found += loader.checksums()
-    assert len({*found}) == 2
+        loader = Loader()
+        loader.plan(parse([f"--init-from={model}"]))
+        checksums += loader.checksums()
+    assert len({*checksums}) == 2
 
 
 def test_data_that_follows_the_seed_is_that_of_each_seed(loader):
     """Else a study's run would not be what its command makes."""
     words = ["--task=imagenet_synthetic", "--image-size=32", "--examples=64"]
-    seen = []
+    images = []
     for seed in ("--seed=0", "--seed=1"):
-        own, fresh = (x.plan(parse([*words, seed]))[1] for x in (loader, Loader()))
-        np.testing.assert_array_equal(own.test["x"], fresh.test["x"])
-        seen.append(own.test["x"])
-    assert (seen[0] != seen[1]).any()
+        shared, fresh = (x.plan(parse([*words, seed]))[1] for x in (loader, Loader()))
+        np.testing.assert_array_equal(shared.test["x"], fresh.test["x"])
+        images.append(shared.test["x"])
+    assert (images[0] != images[1]).any()
 
 
 # What two studies of one folder must agree on.
@@ -609,14 +617,14 @@ RATES = ["lr", "0.0125", "0.025", "0.05", "0.1", "0.2", "0.4", "0.8", "1.6"]
 )
 def test_studies_of_earlier_releases_go_on(words, stored_settings):
     """As their study.json has it."""
-    assert config.identity(config_of(*shlex.split(words))) == stored_settings
+    assert config.identity(read_config(*shlex.split(words))) == stored_settings
 
 
 def test_the_order_of_shared_flags_is_no_other_study():
-    one = config_of("--lr", "0.1", "--workers", "4", "--tune-seeds", "2")
-    other = config_of("--workers", "4", "--lr", "0.1")
-    assert config.identity(one) == config.identity(other)
-    assert json.loads(json.dumps(config.identity(one))) == config.identity(one)
+    decided = read_config("--lr", "0.1", "--workers", "4", "--tune-seeds", "2")
+    reordered = read_config("--workers", "4", "--lr", "0.1")
+    assert config.identity(decided) == config.identity(reordered)
+    assert json.loads(json.dumps(config.identity(decided))) == config.identity(decided)
 
 
 @pytest.mark.parametrize(
@@ -633,12 +641,12 @@ def test_the_order_of_shared_flags_is_no_other_study():
     ],
 )
 def test_whatever_changes_a_run_is_another_study(words):
-    assert config.identity(config_of(*words)) != config.identity(config_of())
+    assert config.identity(read_config(*words)) != config.identity(read_config())
 
 
 def test_how_to_tune_is_another_study_where_anything_is_tuned():
     def identity(*argv):
-        return config.identity(config_of(*argv))
+        return config.identity(read_config(*argv))
 
     tune = "--tune=lr=0.1,0.2"
     assert identity(tune, "--tune-seeds=2") != identity(tune)
@@ -661,7 +669,9 @@ def test_how_to_tune_is_another_study_where_anything_is_tuned():
 )
 def test_only_the_study_without_flags_tunes_the_rates_by_itself(words, tuned):
     """Else its headline would compare rates: bmuf's is eight times as high."""
-    found = config_of(*words.split()).tuned
-    assert [each.flag for each in found] == tuned
-    for rates in ([float(x) for x in each.values] for each in found if tuned == ["lr"]):
-        assert max(rates) / min(rates) >= 64
+    tuned_axes = read_config(*words.split()).tuned
+    assert [axis.flag for axis in tuned_axes] == tuned
+    if tuned == ["lr"]:
+        for axis in tuned_axes:
+            rates = [float(value) for value in axis.values]
+            assert max(rates) / min(rates) >= 64
