@@ -80,8 +80,8 @@ def make(
             code = stopping.decide(_code(outcome) if is_whole else stopping.FAILED)
             if group.is_first:
                 show_summary(summary, out)
-            cautions = remarks.after(run, outcome, summary.center_step)
-            for text in (*missing, *cautions):
+            caution_lines = remarks.cautions(run, outcome, summary.center_step)
+            for text in (*missing, *caution_lines):
                 terminal.say(text)
             return code
     except Finished as error:

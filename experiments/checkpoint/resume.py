@@ -207,7 +207,7 @@ class Saver(NamedTuple):
             progress=dataclasses.replace(progress, earlier_seconds=seconds),
             settings=run.config.values("run"),
             versions=versions(),
-            sent=run.rounds.bytes_by(progress),
+            sent=run.rounds.count_bytes(progress),
             run_id=progress.run_id,
             start_id=self.start_id,
             data=run.data.sha256,

@@ -30,15 +30,15 @@ def resolved(config: RunConfig, task: Task, algorithm: Strategy) -> Settings:
         ValueError: settings that the task or the algorithm does not support together.
     """
     # The task's momentum and decay were tuned with its own optimizer.
-    inner = _inner(config, task, algorithm)
-    if inner["clip_norm"] is not None and task.kept == "sharded":
+    optimizer_settings = _optimizer_settings(config, task, algorithm)
+    if optimizer_settings["clip_norm"] is not None and task.kept == "sharded":
         raise ValueError(
             "--clip-norm cannot be used with --tables sharded, as each worker has the "
             "norm of its own rows only: use --tables replicated"
         )
     # If an algorithm moves entries like Adam, the default is the task's rate for Adam
     # (digits: 0.001), not that for SGD (0.05), and the momentum for SGD is not used.
-    kind = config.algo if algorithm.unit_steps else str(inner["optimizer"])
+    kind = config.algo if algorithm.unit_steps else str(optimizer_settings["optimizer"])
     lr = config.lr or task.lr.get(kind) or task.lr.get("")
     if lr is None:
         raise ValueError(f"{config.task} has no default --lr for {kind}: set --lr")
@@ -49,7 +49,7 @@ def resolved(config: RunConfig, task: Task, algorithm: Strategy) -> Settings:
     folder = os.environ.get("SYNCALGOS_DATA")
     unit = batch_unit(config)
     filled = {
-        **inner,
+        **optimizer_settings,
         "lr": lr,
         "steps": steps,
         "schedule": config.schedule or task.schedule,
@@ -94,17 +94,22 @@ def takes(
     return False
 
 
-def _inner(config: RunConfig, task: Task, own: Strategy) -> dict[str, Any]:
+def _optimizer_settings(
+    config: RunConfig, task: Task, algorithm: Strategy
+) -> dict[str, Any]:
     """Returns the inner optimizer and its settings, by field."""
     names = ("optimizer", "momentum", "weight_decay", "clip_norm")
-    given = {name: getattr(config, name) for name in names}
+    settings = {name: getattr(config, name) for name in names}
     if config.optimizer not in (None, task.optimizer):
-        return given  # the task's momentum and decay may not fit another optimizer
-    if own.unit_steps or own.own_momentum:
+        return settings  # the task's momentum and decay may not fit another optimizer
+    if algorithm.unit_steps or algorithm.own_momentum:
         task = task._replace(momentum=None)
-    if own.own_steps:  # plain SGD alone may be inside
+    if algorithm.own_steps:  # plain SGD alone may be inside
         task = task._replace(optimizer="sgd", weight_decay=None, clip_norm=None)
-    return {k: getattr(task, k) if x is None else x for k, x in given.items()}
+    for name in names:
+        if settings[name] is None:
+            settings[name] = getattr(task, name)
+    return settings
 
 
 def _check_dense_steps(config: Settings) -> None:
@@ -132,7 +137,8 @@ def batch_unit(config: RunConfig) -> int:
     return config.workers * config.accumulate * parts
 
 
-def nearest_multiple(n: int, of: int) -> int:
-    """Returns the positive multiple nearest to n; of two, the lower."""
-    below = n - n % of
-    return below if below and n - below <= below + of - n else below + of
+def nearest_multiple(n: int, unit: int) -> int:
+    """Returns the positive multiple of a unit nearest to n; of two, the lower."""
+    lower = n - n % unit
+    upper = lower + unit
+    return lower if lower and n - lower <= upper - n else upper

@@ -142,7 +142,9 @@ def save(path: Path, replica: Replica, facts: Mapping[str, str]) -> None:
     """
     from safetensors.flax import save as encoded
 
-    content = _with_sorted_facts(encoded(named(replica), {**facts, files.SEAL: BLANK}))
+    content = _with_sorted_facts(
+        encoded(name_tensors(replica), {**facts, files.SEAL: BLANK})
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     files.write(path, _with_seal(content, BLANK, hashlib.sha256(content).hexdigest()))
 
@@ -179,27 +181,28 @@ def _header(path: str | Path) -> dict[str, str]:
     from safetensors import safe_open
 
     with safe_open(path, "np") as file:
-        found = file.metadata() or {}
-    seal = found.pop(files.SEAL, None)
+        header = file.metadata() or {}
+    seal = header.pop(files.SEAL, None)
     if seal:
         with files.open_regular(path) as file:
             size = file.read(8)
             head = size + file.read(int.from_bytes(size, "little"))
-            first = hashlib.sha256(_with_seal(head, seal, BLANK))
+            head_digest = hashlib.sha256(_with_seal(head, seal, BLANK))
             # In pieces: a model may take most of the memory.
-            digest = hashlib.file_digest(file, lambda: first)
+            digest = hashlib.file_digest(file, lambda: head_digest)
         if digest.hexdigest() != seal:
             raise ValueError(f"{path} was changed since it was written")
-    return found
+    return header
 
 
-def _with_seal(content: bytes, old: str, new: str) -> bytes:
+def _with_seal(content: bytes, old_seal: str, new_seal: str) -> bytes:
     """Returns the bytes of a file with another checksum in its header."""
-    before, after = (f'"{files.SEAL}":"{x}"'.encode() for x in (old, new))
-    return content.replace(before, after, 1)
+    old_text = f'"{files.SEAL}":"{old_seal}"'
+    new_text = f'"{files.SEAL}":"{new_seal}"'
+    return content.replace(old_text.encode(), new_text.encode(), 1)
 
 
-def named(replica: Replica) -> dict[str, Any]:
+def name_tensors(replica: Replica) -> dict[str, Any]:
     """Returns the leaves of params and buffers by their names in a file.
 
     Raises:
@@ -207,17 +210,17 @@ def named(replica: Replica) -> dict[str, Any]:
             or a leaf is not an array of numbers.
     """
     tensors: dict[str, Any] = {}
-    inner: set[str] = set()
-    for place, leaf in jax.tree_util.tree_leaves_with_path(_model(replica)):
+    folder_names: set[str] = set()
+    for place, leaf in jax.tree_util.tree_leaves_with_path(_without_optimizer(replica)):
         name = _name(place)
-        if name in tensors or name in inner:
+        if name in tensors or name in folder_names:
             raise ValueError(f"--export: two arrays have the name {name}")
         # Dots separate the levels of a path: "a.b" would lie inside a leaf "a".
         folders = {*accumulate(name.split(".")[:-1], "{}.{}".format)}
         clash = folders & {*tensors}
         if clash:
             raise ValueError(f"--export: {name} would lie inside {min(clash)}")
-        inner |= folders
+        folder_names |= folders
         if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
             raise ValueError(f"--export: {name} has type {leaf.dtype}, not numbers")
         tensors[name] = leaf
@@ -244,11 +247,11 @@ def load(path: str | Path, like: Replica | None = None) -> Replica:
         return _filled(path, tensors, like)
     tree: dict[str, Any] = {"params": {}, "buffers": {}}
     for name, tensor in tensors.items():
-        *folders, last = name.split(".")
-        inner = tree
+        *folders, leaf_name = name.split(".")
+        branch = tree
         for folder in folders:
-            inner = inner.setdefault(folder, {})
-        inner[last] = tensor
+            branch = branch.setdefault(folder, {})
+        branch[leaf_name] = tensor
     return Replica(_with_lists(tree["params"]), (), _with_lists(tree["buffers"]))
 
 
@@ -257,32 +260,32 @@ def _tensors(path: str | Path) -> dict[str, np.ndarray]:
     from safetensors import safe_open
 
     _header(path)
-    found = {}
+    tensors = {}
     with safe_open(path, "np") as file:
         for name in file.keys():  # noqa: SIM118
             try:
-                found[name] = file.get_tensor(name)
+                tensors[name] = file.get_tensor(name)
             except AttributeError:  # such as eight bits
                 dtype = file.get_slice(name).get_dtype()
                 line = f"{path}: {name} has type {dtype}, which cannot be read"
                 raise ValueError(line) from None
-    return found
+    return tensors
 
 
 def _filled(path: str | Path, tensors: Mapping[str, Any], like: Replica) -> Replica:
     """Returns tensors in a replica's structure; raises the ValueErrors of `load`."""
 
-    def leaf(place: tuple[Any, ...], own: Any) -> Any:
+    def leaf(place: tuple[Any, ...], expected: Any) -> Any:
         name = _name(place)
         if name not in tensors:
             raise ValueError(f"{path} has no {name} (it has: {', '.join(tensors)})")
-        if tensors[name].shape != own.shape:
+        if tensors[name].shape != expected.shape:
             raise ValueError(
-                f"{path}: {name} has shape {tensors[name].shape}, not {own.shape}"
+                f"{path}: {name} has shape {tensors[name].shape}, not {expected.shape}"
             )
         return tensors[name]
 
-    return jax.tree_util.tree_map_with_path(leaf, _model(like))
+    return jax.tree_util.tree_map_with_path(leaf, _without_optimizer(like))
 
 
 def start(path: Path, like: Replica) -> Replica:
@@ -303,19 +306,24 @@ def start(path: Path, like: Replica) -> Replica:
         raise BadRequest(f"--init-from {error}") from error
     try:
         tensors = _tensors(path)
-        own = named(like)
-        others = {*tensors} - {*own}
-        if others:
-            extra = min(others)
-            raise ValueError(f"{path} has {extra}, which this model does not have")
-        found = _filled(path, tensors, like)
-        for name, x in own.items():
+        model_tensors = name_tensors(like)
+        extra_names = {*tensors} - {*model_tensors}
+        if extra_names:
+            raise ValueError(
+                f"{path} has {min(extra_names)}, which this model does not have"
+            )
+        model = _filled(path, tensors, like)
+        for name, x in model_tensors.items():
             _check_fits(f"{path}: {name}", tensors[name], x.dtype)
     except (OSError, SafetensorError) as error:
         raise BadRequest(f"--init-from {path}: {error}") from None
     except ValueError as error:
         raise BadRequest(f"--init-from: {error}") from None
-    return jax.tree.map(lambda x, own: jnp.asarray(x, own.dtype), found, _model(like))
+    return jax.tree.map(
+        lambda x, expected: jnp.asarray(x, expected.dtype),
+        model,
+        _without_optimizer(like),
+    )
 
 
 def _check_fits(name: str, x: np.ndarray, dtype: Any) -> None:
@@ -332,7 +340,7 @@ def _check_fits(name: str, x: np.ndarray, dtype: Any) -> None:
         raise ValueError(f"{name} holds a number that {dtype} cannot hold")
 
 
-def _model(replica: Replica) -> Replica:
+def _without_optimizer(replica: Replica) -> Replica:
     """Returns params and buffers alone."""
     return Replica(replica.params, (), replica.buffers)
 
@@ -347,6 +355,8 @@ def _with_lists(tree: Any) -> Any:
         return tree
     if not tree:
         return ()
-    inner = {name: _with_lists(x) for name, x in tree.items()}
-    numbers = [str(i) for i in range(len(inner))]
-    return [inner[i] for i in numbers] if set(inner) == set(numbers) else inner
+    branches = {name: _with_lists(x) for name, x in tree.items()}
+    numbers = [str(i) for i in range(len(branches))]
+    if set(branches) == set(numbers):
+        return [branches[i] for i in numbers]
+    return branches

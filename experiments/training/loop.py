@@ -26,7 +26,7 @@ from experiments.tasks.task import (
     number,
 )
 from experiments.training import rounds
-from experiments.training.optimizers import in_force
+from experiments.training.optimizers import current_rate
 from experiments.training.prepare import Run
 from experiments.training.process_group import ProcessGroup
 from experiments.training.progress import MEASURE, Evaluation, Progress
@@ -147,8 +147,8 @@ def train(
     center: Replica | None = None  # of the state, if it has been evaluated
     signal = 0
     divergence = Divergence()
-    for first, steps in schedule:
-        batches, waited = feed.read(first, steps)
+    for first_step, steps in schedule:
+        batches, waited = feed.read(first_step, steps)
         own_signal = watch.asked_to_stop()
         is_unread = isinstance(batches, BadRequest)
         # If one process is asked to stop, or cannot read, all stop at the same step.
@@ -161,7 +161,7 @@ def train(
             break
         center = None  # two may not fit in memory
         training_batches = Batches(batches, feed.placed)
-        to_compile = test if first == schedule[0][0] else None
+        to_compile = test if first_step == schedule[0][0] else None
         state, metrics, seconds = _dispatch(run, state, training_batches, to_compile)
         losses = metrics["loss"]
         decided = np.argwhere(metrics.get(DECISIONS, ()))
@@ -177,7 +177,7 @@ def train(
         if bad_step is not None:
             is_lost = ~np.isfinite(metrics[WORKER_LOSSES][bad_step])
             divergence = Divergence(
-                at=first + bad_step,
+                at=first_step + bad_step,
                 loss=float(losses[bad_step]),
                 workers=np.flatnonzero(is_lost).tolist(),
             )
@@ -212,7 +212,7 @@ def _end_unread(batches: Any, progress: Progress, group: ProcessGroup) -> NoRetu
     raise batches
 
 
-def dispatches(ends: Iterable[int], most: int) -> Iterator[tuple[int, int]]:
+def dispatches(ends: Iterable[int], most_steps: int) -> Iterator[tuple[int, int]]:
     """Yields (steps done, steps of the next dispatch) for a whole run.
 
     Between two ends, dispatches differ by at most one step, because each length needs
@@ -220,30 +220,30 @@ def dispatches(ends: Iterable[int], most: int) -> Iterator[tuple[int, int]]:
 
     Args:
         ends: steps at which a dispatch must end; the last is the end of the run.
-        most: the largest number of steps of a dispatch.
+        most_steps: the largest number of steps of a dispatch.
     """
     for start, end in pairwise(sorted({0, *ends})):
-        parts = -(-(end - start) // most)
+        parts = -(-(end - start) // most_steps)
         edges = [start + (end - start) * i // parts for i in range(parts + 1)]
         yield from ((a, b - a) for a, b in pairwise(edges))
 
 
 def remaining(parts: Iterator[tuple[int, int]], step: int) -> Iterator[tuple[int, int]]:
     """Yields the dispatches left after some steps; the first may be shortened."""
-    for first, steps in parts:
-        if first + steps > step:
-            start = max(first, step)
-            yield start, first + steps - start
+    for first_step, steps in parts:
+        if first_step + steps > step:
+            start = max(first_step, step)
+            yield start, first_step + steps - start
 
 
-def limit_after(first: float) -> float:
+def limit_after(first_loss: float) -> float:
     """Returns the loss above which a run with this first loss has diverged."""
-    return DIVERGED_ABOVE * max(abs(first), LEAST)
+    return DIVERGED_ABOVE * max(abs(first_loss), LEAST)
 
 
-def first_diverged(losses: np.ndarray, first: float | None) -> int | None:
+def first_diverged(losses: np.ndarray, first_loss: float | None) -> int | None:
     """Returns the index of the first loss that is not finite or above the limit."""
-    limit = math.inf if first is None else limit_after(first)
+    limit = math.inf if first_loss is None else limit_after(first_loss)
     fine = np.isfinite(losses) & (losses <= limit)
     return None if fine.all() else int(np.argmin(fine))
 
@@ -284,20 +284,22 @@ class _Feed:
         if on_host:
             self._ahead = feeding.read_ahead(train, schedule, self._rows)
 
-    def read(self, first: int, steps: int) -> tuple[Any, float]:
+    def read(self, first_step: int, steps: int) -> tuple[Any, float]:
         """Returns a dispatch's batches, or a BadRequest; and the seconds waited."""
         start = time.perf_counter()
         try:
             ahead = self._ahead
-            batches = self._rows(first, steps) if ahead is None else next(ahead)
+            batches = next(ahead) if ahead else self._rows(first_step, steps)
         except BadRequest as error:
             batches = error
         return batches, time.perf_counter() - start
 
 
-def _rows(run: Run, numbers: np.ndarray | None, first: int, steps: int) -> np.ndarray:
+def _rows(
+    run: Run, numbers: np.ndarray | None, first_step: int, steps: int
+) -> np.ndarray:
     """Returns the numbers of the examples, (steps, batch)."""
-    draw = (run.config.seed, first, steps, run.config.batch_size)
+    draw = (run.config.seed, first_step, steps, run.config.batch_size)
     if run.shards is None:
         rows = sampling.rows(*draw, run.data.examples)
     else:
@@ -365,9 +367,9 @@ def _evaluate(
         train_loss=float(np.mean(losses)) if losses else None,
         worker_losses=progress.mean_worker_losses(),
         measures={f"{MEASURE}{name}": x for name, x in held_out_measures.items()},
-        bytes_per_worker=run.rounds.bytes_by(progress),
+        bytes_per_worker=run.rounds.count_bytes(progress),
         divergence=divergence,
-        learning_rate=in_force(c, state.replica.opt_state, progress.step),
+        learning_rate=current_rate(c, state.replica.opt_state, progress.step),
         displacements=displacements,
         seconds=round(progress.seconds, 6),
     )
@@ -409,12 +411,12 @@ def correct(run: Run, outcome: Outcome) -> str | None:
 
 def _figures(task: Task, means: dict[str, float]) -> dict[str, float]:
     """Returns the task's own figures, computed from held-out means."""
-    found = {}
-    made = {name: partial(x, means["loss"]) for name, x in task.figures.items()}
-    made |= {name: partial(x, means) for name, x in task.mean_figures.items()}
-    for name, figure in made.items():
+    calls = {name: partial(x, means["loss"]) for name, x in task.figures.items()}
+    calls |= {name: partial(x, means) for name, x in task.mean_figures.items()}
+    figures = {}
+    for name, compute in calls.items():
         try:
-            found[name] = number(name, figure())
+            figures[name] = number(name, compute())
         except ArithmeticError:  # the perplexity of a run that diverges
-            found[name] = math.nan
-    return found
+            figures[name] = math.nan
+    return figures

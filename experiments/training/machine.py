@@ -32,7 +32,7 @@ SHORTEST = "jax_persistent_cache_min_compile_time_secs"
 
 # The most bytes of all programs; the default run's have 0.2 MB. To add a program, jax
 # reads the times of all: 0.04 s in a full cache of 64 MiB, 0.2 s in one of 256 MiB.
-MOST = 2**26
+MOST_BYTES = 2**26
 
 _threads = list[int]()  # that `use_devices` has set
 
@@ -109,10 +109,12 @@ def versions() -> dict[str, str]:
 @cache
 def processor() -> str:
     """Returns the processor's name; another one rounds otherwise."""
-    known = Path("/proc/cpuinfo")  # Linux: platform.processor() is empty there
-    lines = known.read_text("utf-8").splitlines() if known.exists() else []
-    names = (x.partition(":")[2].strip() for x in lines if x.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())
+    path = Path("/proc/cpuinfo")  # Linux: platform.processor() is empty there
+    lines = path.read_text("utf-8").splitlines() if path.exists() else []
+    for line in lines:
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 @cache  # edits of files during a run do not change the code that runs
@@ -125,26 +127,29 @@ def commit() -> str | None:
     words = ("git", "--no-optional-locks", "describe", "--always", "--dirty")
     words += ("--abbrev=12", "--exclude=*")
     try:
-        found = subprocess.run(words, cwd=root, capture_output=True, text=True)
+        answer = subprocess.run(words, cwd=root, capture_output=True, text=True)
     except OSError:  # no git here
         return None
-    return found.stdout.strip() or None
+    return answer.stdout.strip() or None
 
 
 def use_cache() -> None:
     """Turns the cache on, unless the environment or jax's settings say otherwise.
 
-    The cache is in the user's cache folder, and holds at most `MOST` bytes. It is not
+    The cache is in the user's cache folder, and holds at most `MOST_BYTES`. It is not
     used if the folder cannot be written. An entry that cannot be read or written is
     silently ignored. JAX_COMPILATION_CACHE_DIR moves the cache, which then has no
     limit, and JAX_ENABLE_COMPILATION_CACHE=false turns it off.
     """
     if not getattr(jax.config, ENABLED):
         return
-    named = getattr(jax.config, FOLDER) is not None or FOLDER.upper() in os.environ
-    if not named and jax.__version_info__ >= QUIET and (folder := _user_folder()):
+    is_set = getattr(jax.config, FOLDER) is not None or FOLDER.upper() in os.environ
+    folder = None
+    if not is_set and jax.__version_info__ >= QUIET:
+        folder = _user_folder()
+    if folder is not None:
         jax.config.update(FOLDER, str(folder))
-        jax.config.update(LARGEST, MOST)
+        jax.config.update(LARGEST, MOST_BYTES)
     if getattr(jax.config, FOLDER):
         entry = "Error (reading|writing) persistent compilation cache entry"
         warnings.filterwarnings("ignore", f"{entry}|Cache value for key")
@@ -156,14 +161,15 @@ def use_cache() -> None:
 @contextmanager
 def cache_as_before() -> Iterator[None]:
     """Gives jax its settings of the cache back at the end."""
-    before = {name: getattr(jax.config, name) for name in (FOLDER, LARGEST, SHORTEST)}
+    names = (FOLDER, LARGEST, SHORTEST)
+    earlier_settings = {name: getattr(jax.config, name) for name in names}
     try:
         yield
     finally:
-        moved = getattr(jax.config, FOLDER) != before[FOLDER]
-        for name, value in before.items():
+        has_moved = getattr(jax.config, FOLDER) != earlier_settings[FOLDER]
+        for name, value in earlier_settings.items():
             jax.config.update(name, value)
-        if moved:  # jax opens a folder once
+        if has_moved:  # jax opens a folder once
             compilation_cache.reset_cache()
 
 

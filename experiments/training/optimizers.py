@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -27,7 +27,7 @@ AT_SYNC: dict[str, Callable[[optax.GradientTransformation], Strategy]] = {
 }
 
 
-def inner(
+def make_inner_optimizer(
     config: Settings, muon: Callable[[PyTree], PyTree] | None
 ) -> tuple[Schedule, optax.GradientTransformation]:
     """Makes the learning rate's schedule, and the inner optimizer with it.
@@ -41,8 +41,16 @@ def inner(
     """
     c = config
     rate = schedule(c.schedule, c.lr, c.steps, c.warmup_steps)
-    own = {"momentum": c.momentum, "b1": c.b1, "b2": c.b2}
-    optimizer = make(c.optimizer, rate, c.weight_decay, c.clip_norm, muon, **own)
+    optimizer = make_optimizer(
+        c.optimizer,
+        rate,
+        weight_decay=c.weight_decay,
+        clip_norm=c.clip_norm,
+        muon=muon,
+        momentum=c.momentum,
+        b1=c.b1,
+        b2=c.b2,
+    )
     if c.schedule == "plateau":
         optimizer = optax.chain(optimizer, plateau(c.steps))
     return rate, optimizer
@@ -66,14 +74,16 @@ def schedule(name: str, lr: float, steps: int, warmup_steps: int) -> Schedule:
     """
     if name in ("constant", "plateau") and not warmup_steps:
         return lr
-    rest = max(steps - warmup_steps, 1)
-    decay = min(max(steps // 5, 1), rest)
+    steps_after_warmup = max(steps - warmup_steps, 1)
+    decay_steps = min(max(steps // 5, 1), steps_after_warmup)
     main = {
         "constant": lambda: optax.constant_schedule(lr),
-        "linear": lambda: optax.linear_schedule(lr, 0.0, rest),
-        "wsd": lambda: optax.linear_schedule(lr, 0.0, decay, rest - decay),
+        "linear": lambda: optax.linear_schedule(lr, 0.0, steps_after_warmup),
+        "wsd": lambda: optax.linear_schedule(
+            lr, 0.0, decay_steps, steps_after_warmup - decay_steps
+        ),
         "plateau": lambda: optax.constant_schedule(lr),
-        "cosine": lambda: optax.cosine_decay_schedule(lr, rest),
+        "cosine": lambda: optax.cosine_decay_schedule(lr, steps_after_warmup),
         "step": lambda: _steps_down(lr, steps, warmup_steps),
     }[name]()
     if not warmup_steps:
@@ -97,31 +107,33 @@ def plateau(steps: int) -> optax.GradientTransformationExtraArgs:
     )
 
 
-def in_force(config: Settings, opt_state: PyTree, done: int) -> float:
+def current_rate(config: Settings, opt_state: PyTree, steps_done: int) -> float:
     """Returns the learning rate of the last of the steps that are done.
 
     Args:
         config: the settings.
         opt_state: the state of all workers, which have the same rate.
-        done: local steps done; 0 gives the rate of the first step.
+        steps_done: local steps done; 0 gives the rate of the first step.
     """
     c = config
     rate = schedule(c.schedule, c.lr, c.steps, c.warmup_steps)
     scale = 1.0
-    if c.schedule == "plateau":  # it comes last: see `inner`
+    if c.schedule == "plateau":  # it comes last: see `make_inner_optimizer`
         scale = float(np.ravel(opt_state[-1].scale.addressable_shards[0].data)[0])
     if not callable(rate) and scale == 1:
         return rate
-    found = rate(max(done - 1, 0)) if callable(rate) else rate
-    return float(f"{float(found) * scale:.6g}")  # as float32 has it
+    if callable(rate):
+        rate = rate(max(steps_done - 1, 0))
+    return float(f"{float(rate) * scale:.6g}")  # as float32 has it
 
 
 def _steps_down(lr: float, steps: int, warmup_steps: int) -> Callable[[Any], Any]:
     """Returns the rate: a tenth after half of the steps, a hundredth after 3/4."""
 
-    def rate(count):
-        done = (count + warmup_steps) / steps
-        return lr * jnp.where(done >= 0.75, 0.01, jnp.where(done >= 0.5, 0.1, 1.0))
+    def rate(count: jax.Array) -> jax.Array:
+        progress = (count + warmup_steps) / steps
+        late_factor = jnp.where(progress >= 0.5, 0.1, 1.0)
+        return lr * jnp.where(progress >= 0.75, 0.01, late_factor)
 
     return rate
 
@@ -141,32 +153,33 @@ _REFUSED = {
 
 
 @functools.cache
-def known() -> dict[str, Callable[..., optax.GradientTransformation]]:
+def find_optimizers() -> dict[str, Callable[..., optax.GradientTransformation]]:
     """Returns optax's optimizers, contrib included, by name."""
-    return {
-        name: factory
-        for module in (optax.contrib, optax)
-        for name, factory in vars(module).items()
-        if inspect.isfunction(factory)
-        and not name.startswith(("_", "scale_by_"))
-        and name not in _REFUSED
-        and _is_optimizer(inspect.signature(factory).parameters)
-    }
+    optimizers = {}
+    for module in (optax.contrib, optax):
+        for name, factory in vars(module).items():
+            is_private = name.startswith(("_", "scale_by_"))
+            if not is_private and name not in _REFUSED and _is_optimizer(factory):
+                optimizers[name] = factory
+    return optimizers
 
 
-def _is_optimizer(parameters: Mapping[str, inspect.Parameter]) -> bool:
+def _is_optimizer(factory: Any) -> bool:
     """Whether a learning rate comes first and is all that must be given."""
+    if not inspect.isfunction(factory):
+        return False
+    parameters = inspect.signature(factory).parameters
     required = {name for name, p in parameters.items() if p.default is p.empty}
     return [*parameters][:1] == ["learning_rate"] and required <= {"learning_rate"}
 
 
-def make(
+def make_optimizer(
     name: str,
     lr: Schedule,
     weight_decay: float | None = None,
     clip_norm: float | None = None,
     muon: Callable[[PyTree], PyTree] | None = None,
-    **own: float | None,
+    **momenta: float | None,
 ) -> optax.GradientTransformation:
     """Makes an inner optimizer: clip, then decay, then the optimizer.
 
@@ -180,31 +193,33 @@ def make(
     """
     if name in _REFUSED:
         raise ValueError(f"--optimizer {name} {_REFUSED[name]}")
-    factories = known()
+    factories = find_optimizers()
     factory = factories[checks.one_of("optimizer", name, sorted(factories))]
-    taken = {k: inspect.signature(x).parameters for k, x in factories.items()}
-    arguments: dict[str, Any] = {k: x for k, x in own.items() if x is not None}
-    missing = [x for x in arguments if x not in taken[name]]
+    parameters = {k: inspect.signature(x).parameters for k, x in factories.items()}
+    arguments: dict[str, Any] = {k: x for k, x in momenta.items() if x is not None}
+    missing = [x for x in arguments if x not in parameters[name]]
     if missing:
-        takers = ", ".join(sorted(k for k, x in taken.items() if missing[0] in x))
+        takers = ", ".join(sorted(k for k, x in parameters.items() if missing[0] in x))
         raise ValueError(
             f"--optimizer {name} has no --{missing[0]} (these have: {takers})"
         )
-    before = []
+    first_transforms: list[optax.GradientTransformation] = []
     if clip_norm is not None:
-        before.append(optax.clip_by_global_norm(clip_norm))
-    if weight_decay is not None and "weight_decay" in taken[name]:
+        first_transforms.append(optax.clip_by_global_norm(clip_norm))
+    if weight_decay is not None and "weight_decay" in parameters[name]:
         arguments["weight_decay"] = weight_decay
     elif isinstance(weight_decay, jax.Array) or weight_decay:  # a traced one may be 0
-        before.append(optax.add_decayed_weights(weight_decay))
+        first_transforms.append(optax.add_decayed_weights(weight_decay))
 
-    def made():
+    def build() -> optax.GradientTransformation:
         optimizer = factory(lr, **arguments)
-        return optax.chain(*before, optimizer) if before else optimizer
+        if not first_transforms:
+            return optimizer
+        return optax.chain(*first_transforms, optimizer)
 
     # Tested on shapes: a factory may accept a schedule that its update cannot use.
     try:
-        optimizer = made()
+        optimizer = build()
         params = {"w": jax.ShapeDtypeStruct((2, 2), jnp.float32)}
         full = optax.with_extra_args_support(optimizer)
         jax.eval_shape(lambda p: full.update(p, full.init(p), p, value=1.0), params)
@@ -214,7 +229,7 @@ def make(
                 f"--optimizer {name} refuses a schedule: {error}"
             ) from error
         raise ValueError(f"--optimizer {name} refuses these flags: {error}") from error
-    if muon is None or MUON_LEAVES not in taken[name]:
+    if muon is None or MUON_LEAVES not in parameters[name]:
         return optimizer
     arguments[MUON_LEAVES] = muon  # only now: it may support only the task's own params
-    return made()
+    return build()

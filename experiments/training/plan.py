@@ -258,7 +258,7 @@ def make_method(
         BadRequest: a custom algorithm cannot be used.
         ValueError: a registered algorithm refuses its arguments.
     """
-    rate, optimizer = optimizers.inner(config, task.muon)
+    rate, optimizer = optimizers.make_inner_optimizer(config, task.muon)
     make = partial(
         make_algorithm, config, rate, optimizer, hosts, task, objects=objects
     )

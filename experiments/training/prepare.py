@@ -31,7 +31,7 @@ from experiments.tasks.task import (
 from experiments.training import export, machine, run_folder
 from experiments.training.config import RunConfig, Settings
 from experiments.training.objects import NO_OBJECTS, Objects
-from experiments.training.optimizers import inner
+from experiments.training.optimizers import make_inner_optimizer
 from experiments.training.plan import (
     Method,
     Numbers,
@@ -168,8 +168,12 @@ def check_files(config: RunConfig) -> None:
         run_folder.check_out(out, config.overwrite or goes_on)
     path = config.export
     if path is not None:
-        before = run_folder.exported(out) if out is not None and goes_on else None
-        is_own = before is not None and before.absolute() == path.absolute()
+        earlier_path = None
+        if out is not None and goes_on:
+            earlier_path = run_folder.exported(out)
+        is_own = earlier_path is not None and (
+            earlier_path.absolute() == path.absolute()
+        )
         export.check(path, config.overwrite or is_own)
 
 
@@ -184,7 +188,7 @@ def make_run(plan: Plan, data: Data, group: ProcessGroup = ALONE) -> Run:
     Raises:
         BadRequest: the task or the strategy cannot be used.
     """
-    params, buffers = _model(plan, data)
+    params, buffers = _make_model(plan, data)
     if plan.programs.rate is None:  # else an earlier run has said it
         _warn_if_slow(plan, params, buffers, data)
     trainer = plan.trainer
@@ -202,7 +206,7 @@ def make_run(plan: Plan, data: Data, group: ProcessGroup = ALONE) -> Run:
                 del state  # two may not fit in memory
                 state = trainer.init(*start)
     if not rounds.is_fixed:
-        if rounds.sent(Progress()):
+        if rounds.communication(Progress()):
             terminal.say(
                 "what workers send is not known in advance: bytes are counted during "
                 "the run"
@@ -250,8 +254,10 @@ def _measuring(plan: Plan, ends: np.ndarray) -> DataParallel:
         return noting(programs.make(settings))
 
     if programs.measuring is None or not np.array_equal(ends, programs.measuring[0]):
-        made = make_trainer(config, plan.task, make, plan.numbers, noting(plan.method))
-        programs.measuring = ends, made
+        trainer = make_trainer(
+            config, plan.task, make, plan.numbers, noting(plan.method)
+        )
+        programs.measuring = ends, trainer
     return programs.measuring[1]
 
 
@@ -261,7 +267,7 @@ def _shards(plan: Plan, data: Data) -> list[np.ndarray] | None:
     return sampling.shards(c.partition, data.groups, data.examples, c.workers, c.seed)
 
 
-def _model(plan: Plan, data: Data) -> tuple[PyTree, PyTree]:
+def _make_model(plan: Plan, data: Data) -> tuple[PyTree, PyTree]:
     """Returns the task's params and buffers, checked."""
     c = plan.config
     with refused("task", c.task):
@@ -272,10 +278,10 @@ def _model(plan: Plan, data: Data) -> tuple[PyTree, PyTree]:
         if c.mesh is not None:
             plan.trainer.shardings(params)
         if c.export is not None:
-            export.named(Replica(params, (), buffers))
+            export.name_tensors(Replica(params, (), buffers))
     if c.init_from is not None:
-        found = export.start(c.init_from, Replica(params, (), buffers))
-        return found.params, found.buffers
+        model = export.start(c.init_from, Replica(params, (), buffers))
+        return model.params, model.buffers
     return params, buffers
 
 
@@ -314,7 +320,7 @@ def _effective_lr(plan: Plan, params: PyTree, group: ProcessGroup) -> float | No
         config = plan.config.at(numbers)
         if isinstance(plan.objects.strategy, Strategy):
             return plan.method.optimizer
-        return inner(config, plan.task.muon)[1]
+        return make_inner_optimizer(config, plan.task.muon)[1]
 
     def make_strategy(numbers: Numbers) -> Strategy:
         config = plan.config.at(numbers)

@@ -30,22 +30,26 @@ def header(run: Run, is_batch_given: bool) -> list[str]:
         )
     elif rounds.unsynced and c.workers > 1:
         lines.append(f"the workers will never sync: {rounds.unsynced}")
-    inner = run.trainer.layout.inner
+    mesh = run.trainer.layout.inner
     lines += [
         f"no array of the model is sharded over mesh axis {name}: each of its "
-        f"{inner[name]} devices holds the whole model"
-        for name in sends.whole_axes(run.state, inner)
+        f"{mesh[name]} devices holds the whole model"
+        for name in sends.whole_axes(run.state, mesh)
     ]
     batch = f"batch {c.batch_size} ({c.batch_size // c.workers} per worker)"
     if not is_batch_given and c.batch_size != run.task.batch_size:
         unit = batch_unit(c)
         batch += f", the multiple of {unit} nearest to the task's {run.task.batch_size}"
     lines.append(f"{c.algo} on {c.task}: {c.steps} steps, {batch}, seed {c.seed}")
-    there = len(jax.devices())
-    taken = layout["devices"]
+    num_present = len(jax.devices())
+    num_used = layout["devices"]
+    num_idle = num_present - num_used
     backend = str(run.trainer)
-    if c.devices is None and c.backend != "vmap" and 0 < there - taken < c.workers:
-        backend += f" ({taken} of {there} devices used: workers must divide over them)"
+    if c.devices is None and c.backend != "vmap" and 0 < num_idle < c.workers:
+        backend += (
+            f" ({num_used} of {num_present} devices used: workers must divide over "
+            "them)"
+        )
     method = c.optimizer
     if c.momentum:
         method += f" with momentum {c.momentum:g}"
@@ -56,22 +60,22 @@ def header(run: Run, is_batch_given: bool) -> list[str]:
     lines += [backend, rates]
     is_early = not (rounds.untrained or rounds.center_step(c.evaluations[0]))
     if is_early and rounds.first_use is not None:
-        first = rounds.first_use
-        sends_before = rounds.ends is not None and rounds.ends[: first - 1].any()
+        first_use = rounds.first_use
+        sends_before = rounds.ends is not None and rounds.ends[: first_use - 1].any()
         if sends_before:
             lines.append(
-                f"the first sync is used after step {first}: test results before it "
-                "are those of the untrained model"
+                f"the first sync is used after step {first_use}: test results before "
+                "it are those of the untrained model"
             )
         else:
             lines.append(
-                f"the first sync comes after step {first}: test results before it are "
-                "those of the untrained model"
+                f"the first sync comes after step {first_use}: test results before it "
+                "are those of the untrained model"
             )
     return [*filter(None, lines)]
 
 
-def after(run: Run, outcome: Outcome, center_step: int) -> list[str]:
+def cautions(run: Run, outcome: Outcome, center_step: int) -> list[str]:
     """Returns the lines after a run.
 
     Args:
@@ -81,33 +85,34 @@ def after(run: Run, outcome: Outcome, center_step: int) -> list[str]:
     """
     c = run.config
     steps = outcome.last_evaluation.step
-    found = []
-    since = steps - center_step
-    if since and not center_step:
+    lines = []
+    steps_after_sync = steps - center_step
+    if steps_after_sync and not center_step:
         why = run.rounds.untrained or f"no sync came in these {steps} steps"
-        found.append(f"the results are those of the initial model: {why}")
-    elif since:
-        found.append(
+        lines.append(f"the results are those of the initial model: {why}")
+    elif steps_after_sync:
+        lines.append(
             "the results are those of the model at the last sync: it does not include "
-            f"the last {since} local steps"
+            f"the last {steps_after_sync} local steps"
         )
-    at = outcome.diverged_at
-    if at is not None:
-        found.append(f"diverged: the loss of step {at} was {_how(outcome)}")
+    bad_step = outcome.diverged_at
+    if bad_step is not None:
+        loss = _describe_loss(outcome)
+        lines.append(f"diverged: the loss of step {bad_step} was {loss}")
     elif outcome.diverged:
-        found.append(
+        lines.append(
             f"diverged: the test loss is {outcome.last_evaluation.test_loss:g}"
         )
     if outcome.stopped:
-        found.append(f"stopped after step {steps} of {c.steps}: --resume continues")
+        lines.append(f"stopped after step {steps} of {c.steps}: --resume continues")
     if c.workers > 1 and run.task.sends:
-        found.append(f"not included in the bytes that workers sent: {run.task.sends}")
+        lines.append(f"not included in the bytes that workers sent: {run.task.sends}")
     if run.task.kept != "replicated":
-        found.append(
+        lines.append(
             "the effective learning rate does not apply to the embedding tables: all "
             "workers update them with the mean gradient at every step"
         )
-    return found
+    return lines
 
 
 def unsaved(due: list[int], outcome: Outcome) -> list[str]:
@@ -116,22 +121,29 @@ def unsaved(due: list[int], outcome: Outcome) -> list[str]:
     saved = outcome.progress.saved
     if outcome.diverged_at is not None:  # no later checkpoint is saved
         end = outcome.diverged_at
-    last = max((step for step in due if step <= end), default=0)
-    if saved >= (end if outcome.stopped else last):
+    due_step = max((step for step in due if step <= end), default=0)
+    if outcome.stopped:
+        due_step = end
+    if saved >= due_step:
         return []
     if not saved:
         return ["no checkpoint could be saved: --resume would start from the beginning"]
     return [f"the newest checkpoint is of step {saved}: --resume continues from there"]
 
 
-def _how(outcome: Outcome) -> str:
+def _describe_loss(outcome: Outcome) -> str:
     """Describes the loss that was too large, and names the workers."""
     loss = outcome.too_large
-    first = outcome.progress.first_loss
-    if loss is not None and first is not None and math.isfinite(loss):
-        if abs(first) < LEAST:
-            return f"{loss:.3g}, above {limit_after(first):g} (first loss: {first:.3g})"
-        return f"{loss:.3g}, above {DIVERGED_ABOVE} times the first loss, {first:.3g}"
+    first_loss = outcome.progress.first_loss
+    if loss is not None and first_loss is not None and math.isfinite(loss):
+        if abs(first_loss) < LEAST:
+            return (
+                f"{loss:.3g}, above {limit_after(first_loss):g} (first loss: "
+                f"{first_loss:.3g})"
+            )
+        return (
+            f"{loss:.3g}, above {DIVERGED_ABOVE} times the first loss, {first_loss:.3g}"
+        )
     workers = outcome.not_finite
     if not workers:  # the sum over the workers was too large
         return "not finite"

@@ -31,7 +31,7 @@ class Rounds(NamedTuple):
     """The rounds of a run, as far as they are known before it trains.
 
     Attributes:
-        sent: returns what a worker sends at most in the whole run.
+        communication: returns what a worker sends at most in the whole run.
         is_fixed: whether this depends on the step only.
         ends: whether a round ends at each step, (steps,); None if only the run decides.
         center_steps: the last local step that the evaluated model includes, after 0, 1,
@@ -39,7 +39,7 @@ class Rounds(NamedTuple):
         unsynced: the reason why no sync comes, with a remedy; "" if one comes.
     """
 
-    sent: Count
+    communication: Count
     is_fixed: bool
     ends: np.ndarray | None
     center_steps: np.ndarray | None
@@ -62,19 +62,23 @@ class Rounds(NamedTuple):
             return None
         return int(np.flatnonzero(self.center_steps)[0])
 
-    def bytes_by(self, progress: Progress) -> float | int | None:
+    def count_bytes(self, progress: Progress) -> float | int | None:
         """Returns the most bytes that a worker has sent; None if they are not known."""
-        sent = self.sent(progress)
-        if sent is None or progress.sent_before is None:
+        communication = self.communication(progress)
+        if communication is None or progress.sent_before is None:
             return None
-        total = np.concatenate([[0.0], sent.per_step])  # after each number of steps
-        since = float(total[progress.step] - total[progress.sent_since])
-        count = progress.sent_before + since
+        # After each number of steps.
+        total = np.concatenate([[0.0], communication.per_step])
+        new_bytes = float(total[progress.step] - total[progress.sent_since])
+        count = progress.sent_before + new_bytes
         return int(count) if count.is_integer() else count
 
 
-def ends_of(
-    plan: Plan, replica: Replica, steps: int, sent: Communication | None = None
+def find_ends(
+    plan: Plan,
+    replica: Replica,
+    steps: int,
+    communication: Communication | None = None,
 ) -> np.ndarray | None:
     """Returns whether each local step ends a round, because something is sent.
 
@@ -82,14 +86,14 @@ def ends_of(
         plan: the plan of the run.
         replica: one worker's replica, arrays or their shapes.
         steps: the number of steps.
-        sent: the communication of the run's trainer over these steps, if known.
+        communication: that of the run's trainer over these steps, if known.
 
     Returns:
         (steps,) booleans; None if only the run decides.
     """
-    if sent is None or not _counts_run(plan):
+    if communication is None or not _counts_run(plan):
         try:
-            sent = syncalgos.communication(
+            communication = syncalgos.communication(
                 _evaluated(plan),
                 replica,
                 workers=max(plan.config.workers, 2),
@@ -97,7 +101,7 @@ def ends_of(
             )
         except (ValueError, jax.errors.ConcretizationTypeError):
             return None  # the engine reports the latter with the first state
-    return np.diff(sent.per_step, prepend=0.0) > 0
+    return np.diff(communication.per_step, prepend=0.0) > 0
 
 
 def _counts_run(plan: Plan) -> bool:
@@ -117,13 +121,13 @@ def planned(plan: Plan, state: TrainState) -> Rounds:
     c = plan.config
     replica = _shapes_of_one(state.replica)
     try:
-        sent = plan.trainer.communication(state, c.steps)
+        communication = plan.trainer.communication(state, c.steps)
     except ValueError:  # only the run decides
-        sent = None
-    timetable = find_timetable(plan, replica, sent)
+        communication = None
+    timetable = find_timetable(plan, replica, communication)
     return Rounds(
-        sent=_count(plan, state, sent),
-        is_fixed=sent is not None,
+        communication=_make_count(plan, state, communication),
+        is_fixed=communication is not None,
         ends=timetable.ends,
         center_steps=timetable.center_steps,
         unsynced=timetable.unsynced,
@@ -131,48 +135,55 @@ def planned(plan: Plan, state: TrainState) -> Rounds:
 
 
 def find_timetable(
-    plan: Plan, replica: Replica, sent: Communication | None
+    plan: Plan, replica: Replica, communication: Communication | None
 ) -> Timetable:
     """Returns the timetable of a run, which runs of the same programs often share.
 
     Args:
         plan: the plan of the run.
         replica: one worker's replica, arrays or their shapes.
-        sent: the communication of the run's trainer, if it is known in advance.
+        communication: that of the run's trainer, if it is known in advance.
     """
-    last = plan.programs.timetable
-    if last is not None and _keeps_time(plan, replica, sent, last):
-        return last
-    timetable = _make_timetable(plan, replica, sent)
+    earlier = plan.programs.timetable
+    if earlier is not None and _keeps_time(plan, replica, communication, earlier):
+        return earlier
+    timetable = _make_timetable(plan, replica, communication)
     plan.programs.timetable = timetable
     return timetable
 
 
 def _keeps_time(
-    plan: Plan, replica: Replica, sent: Communication | None, last: Timetable
+    plan: Plan,
+    replica: Replica,
+    communication: Communication | None,
+    earlier: Timetable,
 ) -> bool:
-    """Whether a run has the timetable of the last run; False if that is not sure."""
+    """Whether a run has an earlier run's timetable; False if that is not sure."""
     if is_custom(plan.config.algo):  # it may do other than it declares
         return False
     # Sets of steps are equal if no number decides them.
     description = syncalgos.describe(plan.method.strategy)
-    if (last.acts, last.lands) != (description.acts, description.lands):
+    if (earlier.acts, earlier.lands) != (description.acts, description.lands):
         return False
-    if sent is None or not _counts_run(plan):
+    if communication is None or not _counts_run(plan):
         return True
-    ends = ends_of(plan, replica, plan.config.steps, sent)
-    return ends is not None and last.ends is not None and (ends == last.ends).all()
+    ends = find_ends(plan, replica, plan.config.steps, communication)
+    if ends is None or earlier.ends is None:
+        return False
+    return (ends == earlier.ends).all()
 
 
 def _make_timetable(
-    plan: Plan, replica: Replica, sent: Communication | None
+    plan: Plan, replica: Replica, communication: Communication | None
 ) -> Timetable:
     """Finds the ends of the rounds, and what the center includes after each step."""
     c = plan.config
-    ends = ends_of(plan, replica, c.steps, sent)
+    ends = find_ends(plan, replica, c.steps, communication)
     center_steps = _center_steps(plan, ends, c.steps)
-    of_run = syncalgos.describe(plan.method.strategy)
-    timetable = Timetable(of_run.acts, of_run.lands, ends, center_steps)
+    run_description = syncalgos.describe(plan.method.strategy)
+    timetable = Timetable(
+        run_description.acts, run_description.lands, ends, center_steps
+    )
     is_trained = center_steps is None or center_steps.any()
     if ends is None or (ends.any() and is_trained):
         return timetable
@@ -226,24 +237,26 @@ def _describe_no_sync(plan: Plan, first_change: int | None, is_late: bool) -> st
     )
 
 
-def _count(plan: Plan, state: TrainState, sent: Communication | None) -> Count:
+def _make_count(
+    plan: Plan, state: TrainState, communication: Communication | None
+) -> Count:
     """Returns a function that counts the sends, with the data's decisions so far."""
-    decisions = count_decisions(state)
-    if sent is not None or not decisions:
-        return lambda progress: sent
-    of_taken = plan.trainer.counter(state, plan.config.steps)
-    taken = np.zeros((plan.config.steps, decisions), bool)
+    num_decisions = count_decisions(state)
+    if communication is not None or not num_decisions:
+        return lambda progress: communication
+    count_decided = plan.trainer.counter(state, plan.config.steps)
 
-    def count_taken(progress):
-        now = taken.copy()  # later steps count as without a sync
+    def count(progress: Progress) -> Communication | None:
+        # Later steps count as without a sync.
+        decisions = np.zeros((plan.config.steps, num_decisions), bool)
         if progress.decided:
-            now[tuple(np.transpose(progress.decided))] = True
+            decisions[tuple(np.transpose(progress.decided))] = True
         try:
-            return of_taken(now)
+            return count_decided(decisions)
         except ValueError:  # the sends depend on more than those decisions
             return None
 
-    return count_taken
+    return count
 
 
 def count_decisions(state: TrainState) -> int:
@@ -287,7 +300,7 @@ def _first_change(plan: Plan, replica: Replica) -> int | None:
     steps = plan.config.steps
     while steps < FARTHEST:
         steps = min(2 * steps, FARTHEST)
-        ends = ends_of(plan, replica, steps)
+        ends = find_ends(plan, replica, steps)
         center_steps = _center_steps(plan, ends, steps)
         if ends is None or center_steps is None:
             return None
@@ -300,7 +313,7 @@ def _first_change(plan: Plan, replica: Replica) -> int | None:
 
 
 def measured(
-    strategy: Strategy, sync_steps: np.ndarray, evaluated: Sequence[int]
+    strategy: Strategy, sync_steps: np.ndarray, evaluations: Sequence[int]
 ) -> Strategy:
     """Returns the same strategy, which also records the displacements of some rounds.
 
@@ -310,18 +323,21 @@ def measured(
     Args:
         strategy: the strategy of a whole run.
         sync_steps: whether anything is sent at each step, (steps,) booleans.
-        evaluated: local steps done at each evaluation.
+        evaluations: local steps done at each evaluation.
 
     Returns:
         A Strategy: see `syncalgos.measured`.
     """
-    lasts = np.flatnonzero(sync_steps)  # of all rounds
-    ended = np.searchsorted(lasts, np.asarray(evaluated, int))  # rounds by then
-    only = np.zeros(len(sync_steps), bool)
-    only[lasts[np.unique(ended[ended > 0]) - 1]] = True
-    ends = partial(_holds, np.asarray(sync_steps, bool))
+    last_steps = np.flatnonzero(sync_steps)  # of all rounds
+    ended_rounds = np.searchsorted(last_steps, np.asarray(evaluations, int))
+    measured_rounds = np.unique(ended_rounds[ended_rounds > 0]) - 1
+    is_measured = np.zeros(len(sync_steps), bool)
+    is_measured[last_steps[measured_rounds]] = True
     return syncalgos.measured(
-        strategy, by_leaf=False, ends=ends, only=partial(_holds, only)
+        strategy,
+        by_leaf=False,
+        ends=partial(_holds, np.asarray(sync_steps, bool)),
+        only=partial(_holds, is_measured),
     )
 
 

@@ -14,11 +14,11 @@ NAMES = ("config.json", "metrics.jsonl", "summary.json")
 
 def check_out(out: Path, overwrite: bool) -> None:
     """Raises a BadRequest if a folder holds a run that must not be replaced."""
-    held = [name for name in NAMES if (out / name).exists()]
-    if held and not overwrite:
+    present_names = [name for name in NAMES if (out / name).exists()]
+    if present_names and not overwrite:
         raise BadRequest(
-            f"--out {out} already holds a run ({', '.join(held)}): use another "
-            "folder, --resume to continue the run, or --overwrite"
+            f"--out {out} already holds a run ({', '.join(present_names)}): use "
+            "another folder, --resume to continue the run, or --overwrite"
         )
 
 
@@ -36,12 +36,16 @@ def exported(out: Path) -> Path | None:
     return None
 
 
-def default_out(task: str, algo: str, *more: int) -> Path:
+def default_out(task: str, algo: str, *numbers: int) -> Path:
     """Returns a new folder's name: runs/TASK-ALGO-TIME, numbered if it is taken."""
-    parts = (task, algo, time.strftime("%Y%m%d-%H%M%S"), *more)
+    parts = (task, algo, time.strftime("%Y%m%d-%H%M%S"), *numbers)
     name = "-".join(map(str, parts)).replace(":", ".")  # scp would read a host
-    candidates = (name, *(f"{name}-{i}" for i in range(2, 1000)))
-    return next(p for c in candidates if not (p := Path("runs") / c).exists())
+    path = Path("runs") / name
+    number = 1
+    while path.exists():
+        number += 1
+        path = Path("runs") / f"{name}-{number}"
+    return path
 
 
 class Metrics:
@@ -101,11 +105,17 @@ def read_run(out: Path) -> RunFiles | None:
         Damaged: a file is not as it was written.
         OSError: a file cannot be read.
     """
-    path, *beside = out / "summary.json", *(out / name for name in NAMES[:2])
+    path = out / "summary.json"
     if not path.exists():
         return None
-    summary = files.read(path, files.SEAL, beside=beside)
+    config_path = out / "config.json"
+    metrics_path = out / "metrics.jsonl"
+    summary = files.read(path, files.SEAL, beside=(config_path, metrics_path))
     # A stopped run of a `compare --list` command also has a summary.
     if summary.get("stopped"):
         return None
-    return RunFiles(files.read(beside[0]), summary, files.read_lines(beside[1]))
+    return RunFiles(
+        config=files.read(config_path),
+        summary=summary,
+        lines=files.read_lines(metrics_path),
+    )

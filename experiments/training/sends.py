@@ -11,29 +11,36 @@ if TYPE_CHECKING:
     from syncalgos import TrainState
 
 
-def each_device(sent: float | None, devices: int) -> float | int | None:
+def bytes_per_device(worker_bytes: float | None, devices: int) -> float | int | None:
     """Returns the bytes that each of a worker's devices sent, if known."""
-    if sent is None:
+    if worker_bytes is None:
         return None
-    each = sent / devices
-    return int(each) if each.is_integer() else each
+    share = worker_bytes / devices
+    return int(share) if share.is_integer() else share
 
 
 def to_json(sends: Sends) -> dict[str, Any]:
     """Returns the sends as JSON, with equal steps in a row as kind*length."""
     runs = (f"{kind}*{len(list(run))}" for kind, run in groupby(sends.steps))
-    kinds = [{name: list(sent) for name, sent in kind.items()} for kind in sends.kinds]
+    kinds = []
+    for kind in sends.kinds:
+        kinds.append({name: list(counts) for name, counts in kind.items()})
     return {"kinds": kinds, "steps": " ".join(runs)}
 
 
 def from_json(content: Mapping[str, Any]) -> Sends:
     """Returns the sends from JSON; the inverse of `to_json`."""
-    runs = (map(int, run.split("*")) for run in content["steps"].split())
-    kinds = [
-        {name: (float(size), int(calls)) for name, (size, calls) in kind.items()}
-        for kind in content["kinds"]
-    ]
-    return Sends(kinds, [kind for kind, length in runs for _ in range(length)])
+    kinds = []
+    for kind in content["kinds"]:
+        counts = {}
+        for name, (size, calls) in kind.items():
+            counts[name] = (float(size), int(calls))
+        kinds.append(counts)
+    steps: list[int] = []
+    for run in content["steps"].split():
+        kind, length = map(int, run.split("*"))
+        steps += [kind] * length
+    return Sends(kinds, steps)
 
 
 def device_bytes(state: "TrainState", in_mesh: bool = True) -> dict[str, int]:
@@ -51,8 +58,11 @@ def device_bytes(state: "TrainState", in_mesh: bool = True) -> dict[str, int]:
         shape = x.sharding.shard_shape(x.shape) if in_mesh else x.shape[1:]
         return math.prod(shape) * x.dtype.itemsize
 
-    own = state.replica
-    parts = {"params": own.params, "opt_state": own.opt_state, "sync": state.sync}
+    parts = {
+        "params": state.replica.params,
+        "opt_state": state.replica.opt_state,
+        "sync": state.sync,
+    }
     return {name: sum(map(size, jax.tree.leaves(x))) for name, x in parts.items()}
 
 
@@ -65,6 +75,9 @@ def whole_axes(state: "TrainState", axes: Mapping[str, int]) -> list[str]:
     """
     import jax
 
-    specs = [x.sharding.spec for x in jax.tree.leaves(state.replica.params) if axes]
-    named = {name for spec in specs for name in jax.tree.leaves(tuple(spec))}
-    return [name for name, size in axes.items() if size > 1 and name not in named]
+    if not axes:
+        return []
+    sharded_axes: set[str] = set()
+    for leaf in jax.tree.leaves(state.replica.params):
+        sharded_axes.update(jax.tree.leaves(tuple(leaf.sharding.spec)))
+    return [x for x, size in axes.items() if size > 1 and x not in sharded_axes]

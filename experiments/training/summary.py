@@ -172,11 +172,14 @@ def summarize(run: Run, outcome: Outcome) -> Summary:
     seconds = progress.seconds
     num_syncs = sent_messages = num_decided = None
     # Syncs of other workers, before --resume-center, are in the bytes alone.
-    sent = None if progress.sent_since else run.rounds.sent(progress)
-    if sent is not None:
-        num_syncs = int((np.diff(sent.per_step[:steps], prepend=0.0) > 0).sum())
+    communication = None
+    if not progress.sent_since:
+        communication = run.rounds.communication(progress)
+    if communication is not None:
+        bytes_by_step = communication.per_step[:steps]
+        num_syncs = int((np.diff(bytes_by_step, prepend=0.0) > 0).sum())
         delay = delay_of_sends(run.config, run.task, method.algorithm)
-        sent_messages = {**sends.to_json(network.sends(sent)), "delay": delay}
+        sent_messages = {**sends.to_json(network.sends(communication)), "delay": delay}
     if not progress.sent_since and syncalgos.describe(method.strategy).decides:
         num_decided = len({step for step, _ in progress.decided})
     figures = evaluation.to_json()
@@ -196,7 +199,7 @@ def summarize(run: Run, outcome: Outcome) -> Summary:
             "device_bytes_without_mesh": sends.device_bytes(
                 outcome.state, in_mesh=False
             ),
-            "bytes_per_device": sends.each_device(
+            "bytes_per_device": sends.bytes_per_device(
                 evaluation.bytes_per_worker, num_devices
             ),
             "lane_form": progress.lane_form,

@@ -77,8 +77,8 @@ class TensorBoard:
     def log(self, line: Line) -> None:
         # The "relative" axis then shows training time.
         seconds = line.get("seconds") or 0.0
-        for name, value, at in points(line):
-            self._writer.add_scalar(name, value, at, seconds)
+        for name, value, position in points(line):
+            self._writer.add_scalar(name, value, position, seconds)
         self._writer.flush()
 
     def finish(self, summary: Mapping[str, Any]) -> None:
@@ -140,16 +140,16 @@ class Tracking:
 
     Args:
         names: names of trackers.
-        own: custom trackers.
+        custom: custom trackers.
 
     Attributes:
         failed: a line for each tracker that failed.
     """
 
-    def __init__(self, names: Iterable[str], own: Iterable[Tracker] = ()):
-        self._left: list[tuple[str, Tracker]]
-        self._left = [(name, KINDS[name]()) for name in dict.fromkeys(names)]
-        self._left += [(type(each).__name__, each) for each in own]
+    def __init__(self, names: Iterable[str], custom: Iterable[Tracker] = ()):
+        self._active: list[tuple[str, Tracker]]
+        self._active = [(name, KINDS[name]()) for name in dict.fromkeys(names)]
+        self._active += [(type(tracker).__name__, tracker) for tracker in custom]
         self.failed: list[str] = []
 
     def start(self, run: Tracked) -> None:
@@ -166,14 +166,14 @@ class Tracking:
 
     def _tell(self, call: Callable[[Tracker], None]) -> None:
         with redirect_stdout(sys.stderr):  # stdout holds only the summary
-            for named_tracker in [*self._left]:
+            for named_tracker in [*self._active]:
                 name, tracker = named_tracker
                 try:
                     call(tracker)
                 except STOPS:
                     raise
                 except BaseException as error:  # whatever a library raises
-                    self._left.remove(named_tracker)
+                    self._active.remove(named_tracker)
                     line = (
                         f"--track {name} failed, and is no longer used: "
                         f"{type(error).__name__}: {in_one_line(error)[:LONGEST]}"
@@ -193,11 +193,11 @@ def numbers(line: Mapping[str, Any]) -> dict[str, float]:
 
 def points(line: Line) -> Iterator[tuple[str, float, int]]:
     """Yields (name, value, position): by step; losses also by bytes."""
-    found = numbers(line)
-    for name, value in found.items():
+    values = numbers(line)
+    for name, value in values.items():
         yield name, value, line["step"]
-        if name.startswith(("train_", "test_")) and "bytes_per_worker" in found:
-            yield f"by_bytes/{name}", value, int(found["bytes_per_worker"])
+        if name.startswith(("train_", "test_")) and "bytes_per_worker" in values:
+            yield f"by_bytes/{name}", value, int(values["bytes_per_worker"])
 
 
 def _as_json(content: Mapping[str, Any]) -> dict[str, Any]:

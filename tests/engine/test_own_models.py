@@ -260,7 +260,7 @@ def test_tensors_are_named_by_their_place_beside_the_facts(tmp_path):
 def test_names_with_dots_that_no_file_tells_apart_are_refused(params, message):
     replica = Replica(jax.tree.map(jnp.float32, params))
     with pytest.raises(ValueError, match=message):
-        export.named(replica)
+        export.name_tensors(replica)
 
 
 @pytest.mark.slow

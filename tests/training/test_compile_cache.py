@@ -86,7 +86,7 @@ def test_default_folder_is_the_users_cache(unnamed, tmp_path):
     machine.use_cache()
     assert getattr(jax.config, FOLDER) == str(tmp_path / "syncalgos" / "jax")
     assert getattr(jax.config, SHORTEST) == 0
-    assert getattr(jax.config, LARGEST) == machine.MOST
+    assert getattr(jax.config, LARGEST) == machine.MOST_BYTES
 
 
 def test_folder_that_cannot_be_made_is_not_used(unnamed, tmp_path):

@@ -168,7 +168,7 @@ def test_schedules(name, lr, warmup_steps, expected):
 def test_weight_decay_enters_before_momentum_and_clipping_before_both():
     params = {"w": jnp.full(4, 2.0)}
     grads = {"w": jnp.full(4, 3.0)}  # norm 6
-    optimizer = optimizers.make(
+    optimizer = optimizers.make_optimizer(
         "sgd", 0.1, momentum=0.9, weight_decay=0.5, clip_norm=1.5
     )
     state = optimizer.init(params)
@@ -192,7 +192,7 @@ def test_weight_decay_enters_before_momentum_and_clipping_before_both():
 def test_what_an_optimizer_has_of_its_own_is_given_to_it(name, given):
     params = {"w": jnp.full(4, 2.0)}
     grads = {"w": jnp.arange(4.0)}
-    made = optimizers.make(name, 0.1, **given)
+    made = optimizers.make_optimizer(name, 0.1, **given)
     theirs = getattr(optax, name)(0.1, **given)
     own = made.init(params)
     other = theirs.init(params)
@@ -219,15 +219,15 @@ COSINE_RATE = optimizers.schedule("cosine", 0.1, 10, 0)
 )
 def test_an_optimizer_that_cannot_be_used_so_says_why(name, rate, given, message):
     with pytest.raises(ValueError, match=f"^{message}"):
-        optimizers.make(name, rate, **given)
+        optimizers.make_optimizer(name, rate, **given)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # optax retires some
-@pytest.mark.parametrize("name", sorted(optimizers.known()))
+@pytest.mark.parametrize("name", sorted(optimizers.find_optimizers()))
 def test_every_offered_optimizer_takes_a_step(name):
     """Its shapes alone, as of a traced one: a step itself is optax's business."""
     params = {"w": jnp.ones((4, 3)), "b": jnp.zeros(3)}
-    optimizer = optax.with_extra_args_support(optimizers.make(name, 0.1))
+    optimizer = optax.with_extra_args_support(optimizers.make_optimizer(name, 0.1))
 
     def step(params):
         return optimizer.update(params, optimizer.init(params), params, value=1.0)[0]
@@ -253,7 +253,7 @@ def test_a_factory_of_ones_own_may_have_any_of_these_names(names):
     scope["factory"].__doc__ = f"Mine.\n\nArgs:\n    {names[0]}: the share.\n"
     own = factories.of_function(factories.ALGORITHM, "own", scope["factory"])
     parser = argparse.ArgumentParser()
-    own.add_to(parser)
+    own.add_flags(parser)
     assert "the share." in parser.format_help()
     words = [f"--{name.replace('_', '-')}=0.25" for name in own.flags]
     found = vars(parser.parse_args(words))

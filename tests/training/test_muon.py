@@ -64,7 +64,7 @@ def test_muon_takes_the_hidden_matrices(params, count, some):
 
 @pytest.mark.slow
 def test_muon_orthogonalises_each_stacked_layer_by_itself():
-    optimizer = optimizers.make("muon", 0.1, muon=classify.muon_axes)
+    optimizer = optimizers.make_optimizer("muon", 0.1, muon=classify.muon_axes)
     grads = jax.tree.map(lambda x: jax.random.normal(KEY, x.shape), GPT)
     updates, _ = jax.jit(optimizer.update)(grads, optimizer.init(GPT), GPT)
 
