@@ -35,7 +35,13 @@ from experiments.study.analysis import (
 from experiments.study.config import StudyConfig
 from experiments.study.figures import styles
 from experiments.study.results import Curve, Report
-from experiments.study.runs import Lines, RunSet, find_measure, trial, tuning_of
+from experiments.study.runs import (
+    Lines,
+    RunSet,
+    compute_tunings,
+    find_measure,
+    make_trial,
+)
 from experiments.study.sentences import make_title
 from experiments.study.study import SAME
 from experiments.training.summary import Summary
@@ -63,7 +69,7 @@ def read_run_sets(
             run_set = RunSet(variant, number, point, common, config.folder, seeds)
             trials = []
             for values in _tried_values(run_set, variant_lines):
-                tried = trial(config, run_set, values)
+                tried = make_trial(config, run_set, values)
                 tried_lines = _final_lines(tried, variant_lines, reported=False)
                 summaries = _read_summaries(tried, tried_lines)
                 # Trials near the best have more seeds than others.
@@ -150,7 +156,7 @@ def make_report(config: StudyConfig, final_lines: Lines, curve_lines: Lines) -> 
     measure = find_measure(config.measure, run_sets)
     scores = []
     for run_set in run_sets:
-        scores += tuning_of(run_set, measure)
+        scores += compute_tunings(run_set, measure)
     rows = []
     for run_set in run_sets:
         rows.append(make_row(run_set, measure, scores))

@@ -27,7 +27,7 @@ from experiments.study.results import (
     Row,
     Standing,
 )
-from experiments.study.runs import RunSet, Tuning, find_measure, tuning_of
+from experiments.study.runs import RunSet, Tuning, compute_tunings, find_measure
 from experiments.study.sentences import say
 from experiments.study.statistics import (
     LOSS,
@@ -62,7 +62,7 @@ def make_report(
     measure = find_measure(config.measure, run_sets)
     tunings = []
     for run_set in run_sets:
-        tunings += tuning_of(run_set, measure)
+        tunings += compute_tunings(run_set, measure)
     rows = [make_row(run_set, measure, tunings) for run_set in run_sets]
     # At different learning rates the rates would decide the winner.
     rate_terms = compare_rates(config, rows)

@@ -136,7 +136,7 @@ def _order(config: StudyConfig, plan: StudyQueue) -> worker.Order:
         "settings": {name: getattr(jax.config, name) for name in SETTINGS},
         "factories": config.factories,
         "facts": worker.facts(config.factories, environ),
-        "first": _plain(first.config_of(first.seeds[0])),
+        "first": _plain(first.make_config(first.seeds[0])),
         "objects": pickle.dumps(first.variant.objects),
     }
 

@@ -23,10 +23,10 @@ from experiments.one_run import Folder
 from experiments.study.runs import (
     Loader,
     RunSet,
-    command_of,
     damage,
     is_done,
     join_trials,
+    list_command,
 )
 from experiments.training import run_folder
 from experiments.training.config import RunConfig
@@ -102,12 +102,12 @@ class Missing(NamedTuple):
     @property
     def folder(self) -> Path:
         """Its folder."""
-        return self.runs.run(self.seed)
+        return self.runs.seed_folder(self.seed)
 
     @property
     def config(self) -> RunConfig:
         """Its config."""
-        return self.runs.config_of(self.seed)
+        return self.runs.make_config(self.seed)
 
 
 class StudyQueue:
@@ -289,7 +289,7 @@ class Maker(Loader):
                 report(f"the results will be those of the initial model: {why}")
             with unfinished(folder) as place:
                 own = Folder(run, place, started)
-                own.record([*command_of(config), "--seed", str(config.seed)])
+                own.record([*list_command(config), "--seed", str(config.seed)])
                 shown = _Steps(run.config.steps, report)
                 # Only the last evaluation decides between trials: 18 others took 30 %
                 # of a trial's time.

@@ -40,7 +40,7 @@ from experiments.training.summary import Summary
 from syncalgos.network import HOPS, Sends
 
 RESAMPLES = 2000  # of the tuning seeds
-MOST_LETTERS = 100  # of a label in the name of a folder, which may have 255 bytes
+MAX_LETTERS = 100  # of a label in the name of a folder, which may have 255 bytes
 Lines = list[dict[str, Any]]
 
 
@@ -88,32 +88,32 @@ class RunSet(NamedTuple):
         """The folder that holds a folder for each seed."""
         # The number distinguishes labels with the same letters, such as a+b and a-b.
         label = re.sub("[^A-Za-z0-9]+", "-", self.variant.label).strip("-")
-        label = label[:MOST_LETTERS]
+        label = label[:MAX_LETTERS]
         kind = "tuning" if self.is_trial else "runs"
-        own = Path(kind) / f"{self.number:02d}-{label}" / (self.point or "runs")
-        return self.out / own / self.trial
+        variant_folder = self.out / kind / f"{self.number:02d}-{label}"
+        return variant_folder / (self.point or "runs") / self.trial
 
     @property
     def is_trial(self) -> bool:
         """Whether the runs try values, on held-out training data."""
         return self.common.validation is not None
 
-    def config_of(self, seed: int) -> RunConfig:
+    def make_config(self, seed: int) -> RunConfig:
         """Returns the config of one run."""
         return replace(self.common, seed=seed)
 
     @property
     def command(self) -> str:
         """The command that makes these runs, without --seed."""
-        return shlex.join(command_of(self.common))
+        return shlex.join(list_command(self.common))
 
-    def run(self, seed: int) -> Path:
+    def seed_folder(self, seed: int) -> Path:
         """Returns the folder of one run."""
         return self.folder / f"seed-{seed}"
 
     def missing(self) -> list[int]:
         """Returns the seeds of missing runs."""
-        return [seed for seed in self.seeds if not is_done(self.run(seed))]
+        return [seed for seed in self.seeds if not is_done(self.seed_folder(seed))]
 
     def read(self) -> "RunSet":
         """Returns the run set with the content of the files that exist."""
@@ -121,7 +121,7 @@ class RunSet(NamedTuple):
         summaries: dict[int, Summary] = {}
         lines: dict[int, Lines] = {}
         for seed in self.seeds:
-            run_files = _content(self.run(seed))[0]
+            run_files = _read_folder(self.seed_folder(seed))[0]
             if run_files is None:
                 continue
             config = config or run_files.config
@@ -153,34 +153,34 @@ class RunSet(NamedTuple):
         """One summary, for the values that all runs share."""
         return next(iter((self.finite or self.summaries).values()))
 
-    def final(self, by: Measure) -> dict[int, float]:
+    def final(self, measure: Measure) -> dict[int, float]:
         """Returns the measure at the end by seed, of runs that have it."""
         values: dict[int, float] = {}
         for seed, summary in self.finite.items():
-            value = summary.measures[by.key]
+            value = summary.measures[measure.key]
             if value is not None:
                 values[seed] = value
         return values
 
-    def lost(self, by: Measure) -> int:
+    def count_lost(self, measure: Measure) -> int:
         """Returns the number of runs that diverged, or whose measure is undefined."""
-        return len(self.summaries) - len(self.final(by))
+        return len(self.summaries) - len(self.final(measure))
 
     @property
     def followed_flags(self) -> list[str]:
         """The tuned flags whose best value was followed beyond an end of its range."""
-        flags = []
-        for own in self.variant.tuned:
-            if not own.near:
+        flags: list[str] = []
+        for axis in self.variant.tuned:
+            if not axis.near:
                 continue
-            tried = {float(x.values[own.flag]) for x in self.trials}
+            tried_numbers = {float(trial.values[axis.flag]) for trial in self.trials}
             # Values near the best one may lie beyond an end, too. What is followed
             # begins with the range's own step, and comes before those.
-            steps = []
-            for end in (own.values[0], own.values[-1]):
-                steps += own.further_values(own.values, end, is_near=False)
-            if tried & {*map(float, steps)}:
-                flags.append(own.flag)
+            first_steps: list[str] = []
+            for end in (axis.values[0], axis.values[-1]):
+                first_steps += axis.further_values(axis.values, end, is_near=False)
+            if tried_numbers & {*map(float, first_steps)}:
+                flags.append(axis.flag)
         return flags
 
     @property
@@ -208,40 +208,46 @@ class RunSet(NamedTuple):
         return statistics.mean(counts) if counts else None
 
 
-def command_of(config: RunConfig) -> list[str]:
+def list_command(config: RunConfig) -> list[str]:
     """Returns the command of a run, without --seed."""
     return [*PROGRAM.split(), *config_words(config)]
 
 
-def is_done(run: Path) -> bool:
+def is_done(folder: Path) -> bool:
     """Whether a run is complete and none of its files is damaged."""
-    return _content(run)[0] is not None
+    return _read_folder(folder)[0] is not None
 
 
-def damage(run: Path) -> str:
+def damage(folder: Path) -> str:
     """Returns the damaged file of a run, and how it is damaged; "" if none is."""
-    return _content(run)[1]
+    return _read_folder(folder)[1]
 
 
-def _content(run: Path) -> tuple[run_folder.RunFiles | None, str]:
+def _read_folder(folder: Path) -> tuple[run_folder.RunFiles | None, str]:
     """Returns the files of a complete run, and which one is damaged, and how."""
     # An OSError is not caught: it says nothing about the content of a file.
     try:
-        found = run_folder.read_run(run)
-        path = run / "summary.json"
-        if found is None:
-            return None, ""
-        seed = found.summary.get("seed")
-        sent = found.summary["sends"]
-        if seed is not None and run.name != f"seed-{seed}":
-            raise Damaged(path, f"it belongs to seed {seed}")
-        kinds = {name for kind in (sent or {"kinds": []})["kinds"] for name in kind}
-        unknown = kinds - HOPS.keys()
-        if unknown:
-            raise Damaged(path, f"'sends' has no collective {min(unknown)!r}")
+        run_files = run_folder.read_run(folder)
+        if run_files is not None:
+            _check_summary(folder, run_files.summary)
     except Damaged as error:
         return None, str(error)
-    return found, ""
+    return run_files, ""
+
+
+def _check_summary(folder: Path, summary: Mapping[str, Any]) -> None:
+    """Raises a Damaged error for the summary of another run, or of unknown sends."""
+    path = folder / "summary.json"
+    seed = summary.get("seed")
+    if seed is not None and folder.name != f"seed-{seed}":
+        raise Damaged(path, f"it belongs to seed {seed}")
+    sends = summary["sends"]
+    if sends is None:
+        return
+    for kind in sends["kinds"]:
+        unknown_hops = kind.keys() - HOPS.keys()
+        if unknown_hops:
+            raise Damaged(path, f"'sends' has no collective {min(unknown_hops)!r}")
 
 
 class Loader:
@@ -270,8 +276,8 @@ class Loader:
         # Some tasks make their data from the seed or for the workers.
         offered = {"seed": config.seed, "workers": config.workers}
         factory = objects.find_factory(TASK, config.task)
-        own = factories.passed_arguments(TASK, factory, offered)
-        arguments = repr({**config.task_arguments, **own})
+        passed = factories.passed_arguments(TASK, factory, offered)
+        arguments = repr({**config.task_arguments, **passed})
         key = config.task, arguments, config.data_dir, config.validation
         if config.init_from is not None and config.init_from.is_file():
             self._models.add(config.init_from)
@@ -282,8 +288,9 @@ class Loader:
 
     def checksums(self) -> list[str]:
         """Returns those of the user's files that were read."""
-        read = {data.sha256 for data in self._data.values()} - {""}
-        return sorted(read | {*map(sha256, self._models)})
+        checksums = {data.sha256 for data in self._data.values()} - {""}
+        checksums |= {sha256(path) for path in self._models}
+        return sorted(checksums)
 
 
 def run_sets(study: StudyConfig, loader: Loader) -> list[RunSet]:
@@ -294,21 +301,29 @@ def run_sets(study: StudyConfig, loader: Loader) -> list[RunSet]:
     Raises:
         BadRequest, ValueError: the config of a run is not possible.
     """
-    found = []
-    seeds = range(study.seeds)
+    run_sets: list[RunSet] = []
     for number, variant in enumerate(study.variants, 1):
         objects = variant.objects
         points = study.points[variant.label]
         for point, common in _same_samples(study, points, objects):
-            made = RunSet(variant, number, point, common, study.folder, seeds)
+            run_set = RunSet(
+                variant=variant,
+                number=number,
+                point=point,
+                common=common,
+                out=study.folder,
+                seeds=range(study.seeds),
+            )
             # What is impossible is refused before any run is made.
             loader.plan(common, objects=objects)
             for values in variant.decisive_trials():
-                first_config = trial(study, made, values).config_of(FIRST_TUNING_SEED)
-                loader.plan(first_config, objects=objects)
-            each = [trial(study, made, x) for x in combinations(variant.tuned)]
-            found.append(made._replace(trials=each))
-    return found
+                check_trial(study, loader, run_set, values)
+            trials = [
+                make_trial(study, run_set, values)
+                for values in combinations(variant.tuned)
+            ]
+            run_sets.append(run_set._replace(trials=trials))
+    return run_sets
 
 
 def _same_samples(
@@ -319,34 +334,48 @@ def _same_samples(
     The rate grows with the batch only under --worker-batch, linearly: Goyal et al.,
     "Accurate, large minibatch SGD: training ImageNet in 1 hour", 2017.
     """
-    first = None
+    first_settings = None
     for point, run in points.items():
         if study.worker_batch is not None:
             run = at(run, {"batch_size": study.worker_batch * run.workers})
         task = make_task(run, objects)
-        own = resolved(run, task, declaring(run, task, objects))
-        first = first or own
-        # If the steps differ already, they are swept.
-        is_other = own.batch_size != first.batch_size
-        if is_other and own.steps == first.steps:
-            steps = first.steps * first.batch_size / own.batch_size
-            run = at(run, {"steps": max(1, round(steps))})
-        if is_other and study.worker_batch is not None:
-            rate = first.lr * own.batch_size / first.batch_size
-            run = at(run, {"lr": float(f"{rate:.6g}")})
+        settings = resolved(run, task, declaring(run, task, objects))
+        if first_settings is None:
+            first_settings = settings
+        if settings.batch_size != first_settings.batch_size:
+            # If the steps differ already, they are swept.
+            if settings.steps == first_settings.steps:
+                samples = first_settings.steps * first_settings.batch_size
+                steps = samples / settings.batch_size
+                run = at(run, {"steps": max(1, round(steps))})
+            if study.worker_batch is not None:
+                rate = first_settings.lr * settings.batch_size
+                rate /= first_settings.batch_size
+                run = at(run, {"lr": float(f"{rate:.6g}")})
         yield point, run
 
 
-def trial(study: StudyConfig, made: RunSet, values: Mapping[str, str]) -> RunSet:
+def make_trial(
+    study: StudyConfig, run_set: RunSet, values: Mapping[str, str]
+) -> RunSet:
     """Returns the runs that try values, on held-out training data."""
     # The held-out part of the training data is the same for all seeds and variants.
     # The reported runs train on all of the training data.
-    held_out = at(made.common, {"validation": TUNE_SHARE})
-    return made._replace(
+    common = at(run_set.common, {"validation": TUNE_SHARE})
+    return run_set._replace(
         seeds=range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + study.tune_seeds),
         values=values,
-        common=at(held_out, made.variant.read(values)),
+        common=at(common, run_set.variant.read(values)),
     )
+
+
+def check_trial(
+    study: StudyConfig, loader: Loader, run_set: RunSet, values: Mapping[str, str]
+) -> None:
+    """Raises a BadRequest or a ValueError for values that are impossible."""
+    trial = make_trial(study, run_set, values)
+    config = trial.make_config(FIRST_TUNING_SEED)
+    loader.plan(config, objects=run_set.variant.objects)
 
 
 class Tuning(NamedTuple):
@@ -382,7 +411,16 @@ class Tuning(NamedTuple):
     shortfalls: Sequence[float] = ()
 
 
-def further(study: StudyConfig, loader: Loader, made: RunSet) -> Iterator[list[RunSet]]:
+class _Turn(NamedTuple):
+    """A step of the search of further values: along one axis."""
+
+    axis: Axis
+    is_near: bool
+
+
+def further_trials(
+    study: StudyConfig, loader: Loader, run_set: RunSet
+) -> Iterator[list[RunSet]]:
     """Yields more trials of a run set, each time once all earlier ones have ended.
 
     All variants follow one rule: a best value at an end of a range is followed beyond
@@ -390,48 +428,60 @@ def further(study: StudyConfig, loader: Loader, made: RunSet) -> Iterator[list[R
     See `Axis`. Of an axis with `near_seeds` the best one and those near it are then
     repeated with so many seeds, see `repeat_near`.
     """
-    ranges = made.variant.tuned
-    trials = [*made.trials]
+    axes = run_set.variant.tuned
+    extended_axes = [axis for axis in axes if axis.near]
+    all_turns = [_Turn(axis, is_near=False) for axis in extended_axes]
+    all_turns += [_Turn(axis, is_near=True) for axis in extended_axes]
+    trials = [*run_set.trials]
     windows: dict[str, list[RunSet]] = {}  # the best and those near it, by flag
-    near = [x for x in ranges if x.near]
-    turns = all_turns = [(x, False) for x in near] + [(x, True) for x in near]
-    while turns and (best := _best(trials, study.measure)):
-        (own, is_near), *turns = turns
-        tried = {
-            x.flag: (*dict.fromkeys(t.values[x.flag] for t in trials),) for x in ranges
-        }
-        fixed = {k: (x,) for k, x in best.values.items()} if is_near else tried
-        fixed |= {
-            own.flag: own.further_values(
-                tried[own.flag], best.values[own.flag], is_near=is_near
-            )
-        }
-        grid = [x._replace(values=fixed[x.flag]) for x in ranges]
-        found = []
-        for values in combinations(grid):
+    turns = all_turns
+    while turns:
+        best = _find_best(trials, study.measure)
+        if best is None:
+            break
+        turn = turns[0]
+        turns = turns[1:]
+        new_trials: list[RunSet] = []
+        for values in combinations(_further_grid(axes, trials, best, turn)):
             # Beyond the ends that the user gave, a value may be impossible.
             with suppress(BadRequest, ValueError):
-                each = trial(study, made, values)
-                loader.plan(
-                    each.config_of(FIRST_TUNING_SEED), objects=made.variant.objects
-                )
-                found.append(each)
-        trials += found
-        if is_near:
-            windows[own.flag] = [best, *found]
-        yield found
-        if found and not is_near:  # the best of another flag may lie at an end now
+                check_trial(study, loader, run_set, values)
+                new_trials.append(make_trial(study, run_set, values))
+        trials += new_trials
+        if turn.is_near:
+            windows[turn.axis.flag] = [best, *new_trials]
+        yield new_trials
+        # The best of another flag may lie at an end now.
+        if new_trials and not turn.is_near:
             turns = all_turns
-    for axis in near:
+    for axis in extended_axes:
         if axis.near_seeds and axis.flag in windows:
             window = windows[axis.flag]
-            yield from repeat_near(study, loader, made, axis, window, trials)
+            yield from repeat_near(study, loader, run_set, axis, window, trials)
+
+
+def _further_grid(
+    axes: Sequence[Axis], trials: Sequence[RunSet], best: RunSet, turn: _Turn
+) -> list[Axis]:
+    """Returns the axes of further trials: those of one turn."""
+    grid: list[Axis] = []
+    for axis in axes:
+        tried_values = tuple(dict.fromkeys(trial.values[axis.flag] for trial in trials))
+        best_value = best.values[axis.flag]
+        if axis.flag == turn.axis.flag:
+            values = axis.further_values(tried_values, best_value, is_near=turn.is_near)
+        elif turn.is_near:
+            values = (best_value,)
+        else:
+            values = tried_values
+        grid.append(axis._replace(values=values))
+    return grid
 
 
 def repeat_near(
     study: StudyConfig,
     loader: Loader,
-    made: RunSet,
+    run_set: RunSet,
     axis: Axis,
     window: Sequence[RunSet],
     trials: Sequence[RunSet],
@@ -442,7 +492,7 @@ def repeat_near(
     beyond it is tried, too, with all seeds: up to MOST_BEYOND values.
 
     Args:
-        study, loader, made: as for `further`.
+        study, loader, run_set: as for `further_trials`.
         axis: the axis along which the window's trials lie.
         window: the best trial and those near it.
         trials: all trials so far; of one that is there, only its further seeds are
@@ -451,56 +501,61 @@ def repeat_near(
     last_seed = FIRST_TUNING_SEED + axis.near_seeds
     all_seeds = range(FIRST_TUNING_SEED, last_seed)
     more_seeds = range(FIRST_TUNING_SEED + study.tune_seeds, last_seed)
-    known_values = [known.values for known in trials]
+    tried_values = [trial.values for trial in trials]
     yield [near_trial._replace(seeds=more_seeds) for near_trial in window]
     wide_window = [near_trial._replace(seeds=all_seeds) for near_trial in window]
-    while best := _best(wide_window, study.measure):
+    while True:
+        best = _find_best(wide_window, study.measure)
+        if best is None:
+            return
         window_values = [near_trial.values[axis.flag] for near_trial in wide_window]
         value = axis.value_beyond(window_values, best.values[axis.flag])
         if value is None:
             return
         values = {**best.values, axis.flag: value}
         try:
-            beyond = trial(study, made, values)
-            first_config = beyond.config_of(FIRST_TUNING_SEED)
-            loader.plan(first_config, objects=made.variant.objects)
+            check_trial(study, loader, run_set, values)
         except (BadRequest, ValueError):
             return  # beyond the ends that the user gave, a value may be impossible
-        is_known = values in known_values
-        yield [beyond._replace(seeds=more_seeds if is_known else all_seeds)]
+        beyond = make_trial(study, run_set, values)
+        is_tried = values in tried_values
+        yield [beyond._replace(seeds=more_seeds if is_tried else all_seeds)]
         wide_window.append(beyond._replace(seeds=all_seeds))
 
 
-def join_trials(trials: Sequence[RunSet], more: Sequence[RunSet]) -> list[RunSet]:
+def join_trials(
+    trials: Sequence[RunSet], further_trials: Sequence[RunSet]
+) -> list[RunSet]:
     """Returns the trials with further ones; those of the same values become one.
 
     Args:
         trials: trials, each with other values.
-        more: further trials; if one has the values of a trial, its seeds continue those
-            of that trial.
+        further_trials: further trials; if one has the values of a trial, its seeds
+            continue those of that trial.
     """
-    by_values = {known.trial: known for known in trials}
-    for further_trial in more:
-        known = by_values.get(further_trial.trial)
-        if known is None:
-            by_values[further_trial.trial] = further_trial
+    trials_by_values = {trial.trial: trial for trial in trials}
+    for further_trial in further_trials:
+        name = further_trial.trial
+        if name in trials_by_values:
+            first_seed = trials_by_values[name].seeds.start
+            seeds = range(first_seed, further_trial.seeds.stop)
+            trials_by_values[name] = trials_by_values[name]._replace(seeds=seeds)
         else:
-            seeds = range(known.seeds.start, further_trial.seeds.stop)
-            by_values[further_trial.trial] = known._replace(seeds=seeds)
-    return [*by_values.values()]
+            trials_by_values[name] = further_trial
+    return [*trials_by_values.values()]
 
 
 def deciding_trials(trials: Sequence[RunSet]) -> list[RunSet]:
     """Returns the trials with the most seeds: these alone decide."""
-    most_seeds = max((len(one.seeds) for one in trials), default=0)
-    return [one for one in trials if len(one.seeds) == most_seeds]
+    most_seeds = max((len(trial.seeds) for trial in trials), default=0)
+    return [trial for trial in trials if len(trial.seeds) == most_seeds]
 
 
-def chosen(made: RunSet, measure_key: str | None) -> RunSet | None:
+def choose_values(run_set: RunSet, measure_key: str | None) -> RunSet | None:
     """Returns the runs to report, with the best values of their trials.
 
     Args:
-        made: the run set, whose trials have ended.
+        run_set: the run set, whose trials have ended.
         measure_key: measure to choose by; None takes the accuracy if there is one.
 
     Returns:
@@ -509,20 +564,24 @@ def chosen(made: RunSet, measure_key: str | None) -> RunSet | None:
     Raises:
         ValueError: the trials lack this measure.
     """
-    if not made.trials:
-        return made
-    best = _best(deciding_trials(made.trials), measure_key)
+    if not run_set.trials:
+        return run_set
+    best = _find_best(deciding_trials(run_set.trials), measure_key)
     if best is None:
         return None
-    common = at(made.common, made.variant.read(best.values))
-    return made._replace(values=best.values, common=common)
+    common = at(run_set.common, run_set.variant.read(best.values))
+    return run_set._replace(values=best.values, common=common)
 
 
-def _best(trials: Sequence[RunSet], measure_key: str | None) -> RunSet | None:
+def _find_best(trials: Sequence[RunSet], measure_key: str | None) -> RunSet | None:
     """Returns the best of the trials that were made; None if there is none."""
-    there = [x for trial in trials if (x := trial.read()).summaries]
-    by = find_measure(measure_key, there)
-    return max(there, key=partial(_rank, by=by), default=None)
+    made_trials: list[RunSet] = []
+    for trial in trials:
+        read_trial = trial.read()
+        if read_trial.summaries:
+            made_trials.append(read_trial)
+    measure = find_measure(measure_key, made_trials)
+    return max(made_trials, key=partial(_rank, measure=measure), default=None)
 
 
 def find_measure(key: str | None, runs: Sequence[RunSet]) -> Measure:
@@ -534,80 +593,113 @@ def find_measure(key: str | None, runs: Sequence[RunSet]) -> Measure:
     return choose_measure(key, run_measures)
 
 
-def _rank(trial: RunSet, by: Measure) -> tuple[float, ...]:
+def _rank(trial: RunSet, measure: Measure) -> tuple[float, ...]:
     """Returns a rank that is higher for fewer lost runs, then a better measure."""
-    if not trial.final(by):
-        return (-trial.lost(by),)
+    lost_runs = trial.count_lost(measure)
+    if not trial.final(measure):
+        return (-lost_runs,)
+    score = measure.side * _round_accuracy(_mean(trial, measure), measure)
     # The loss decides between equal accuracies, which are common on little data.
-    return -trial.lost(by), by.side * _graded(_mean(trial, by), by), -_mean(trial, LOSS)
+    return -lost_runs, score, -_mean(trial, LOSS)
 
 
-def _graded(scores: Any, by: Measure) -> Any:
+def _round_accuracy(scores: Any, measure: Measure) -> Any:
     """Returns scores in which accuracies that differ by rounding alone are equal."""
-    return np.round(scores, 6) if by.higher_is_better else scores
+    return np.round(scores, 6) if measure.higher_is_better else scores
 
 
-def _mean(trial: RunSet, by: Measure) -> float:
-    values = trial.final(by).values()
+def _mean(trial: RunSet, measure: Measure) -> float:
+    values = trial.final(measure).values()
     return sum(values) / len(values)
 
 
-def tuning_of(tuned: RunSet, by: Measure) -> list[Tuning]:
+def compute_tunings(tuned_runs: RunSet, measure: Measure) -> list[Tuning]:
     """Returns the scores of a variant, flag by flag."""
-    trials = [x for x in tuned.trials if x.summaries]
-    rank = partial(_rank, by=by)
+    trials = [trial for trial in tuned_runs.trials if trial.summaries]
+    rank = partial(_rank, measure=measure)
     if not trials:
         return []
     deciding = deciding_trials(trials)
     best = max(deciding, key=rank)
-    resampled = _best_of_resamples(deciding, by)
+    resampled_bests = _resample_best(deciding, measure)
     # The same for all flags, and the same resamples for all variants.
-    shortfalls = [_mean(x, by) - _mean(best, by) for x in resampled]
-    found = []
+    shortfalls = [
+        _mean(trial, measure) - _mean(best, measure) for trial in resampled_bests
+    ]
+    # The score of a value is that of its best trial over all other tuned flags, of
+    # those with the most seeds.
+    ranked_trials = sorted(trials, key=lambda trial: (len(trial.seeds), *rank(trial)))
+    tunings: list[Tuning] = []
     for flag, value in best.values.items():
-        # The score of a value is that of its best trial over all other tuned flags, of
-        # those with the most seeds.
-        ranked = sorted(trials, key=lambda one: (len(one.seeds), *rank(one)))
-        tops = {one.values[flag]: one for one in ranked}
-        values = sorted(tops, key=float)
-        window = sorted({x.values[flag] for x in deciding}, key=float)
+        top_trials = {trial.values[flag]: trial for trial in ranked_trials}
+        values = sorted(top_trials, key=float)
+        window = sorted({trial.values[flag] for trial in deciding}, key=float)
         ends = {values[0], values[-1]}
         if len(window) > 1:
             ends |= {window[0], window[-1]}
-        scores = [None if tops[x].lost(by) else _mean(tops[x], by) for x in values]
-        # The middle 95 %, and the best value, which no resample may have chosen.
-        picked = sorted(float(x.values[flag]) for x in resampled)
-        cut = len(picked) * 25 // 1000
-        likely = [*picked[cut : len(picked) - cut], float(value)] if picked else []
-        found.append(
+        scores = [_score(top_trials[x], measure) for x in values]
+        likely_values = _likely_values(flag, value, resampled_bests)
+        tunings.append(
             Tuning(
-                label=tuned.variant.label,
-                point=tuned.point,
+                label=tuned_runs.variant.label,
+                point=tuned_runs.point,
                 flag=flag.replace("_", "-"),
                 values=[float(x) for x in values],
                 scores=scores,
                 chosen=float(value),
                 at_edge=len(values) > 1 and value in ends,
-                low=min(likely, default=None),
-                high=max(likely, default=None),
+                low=min(likely_values, default=None),
+                high=max(likely_values, default=None),
                 shortfalls=shortfalls,
             )
         )
-    return found
+    return tunings
 
 
-def _best_of_resamples(trials: Sequence[RunSet], by: Measure) -> list[RunSet]:
+def _score(trial: RunSet, measure: Measure) -> float | None:
+    """Returns the mean of a trial; None if a run of it is lost."""
+    return None if trial.count_lost(measure) else _mean(trial, measure)
+
+
+def _likely_values(
+    flag: str, best_value: str, resampled_bests: Sequence[RunSet]
+) -> list[float]:
+    """Returns the middle 95 % of the values that are best in resamples; may be none."""
+    if not resampled_bests:
+        return []
+    picks = sorted(float(trial.values[flag]) for trial in resampled_bests)
+    cut = len(picks) * 25 // 1000
+    # No resample may have chosen the best value.
+    return [*picks[cut : len(picks) - cut], float(best_value)]
+
+
+def _resample_best(trials: Sequence[RunSet], measure: Measure) -> list[RunSet]:
     """Returns the best trial of each resample of the seeds; none for too few seeds."""
-    fine = [trial for trial in trials if not trial.lost(by)]
-    seeds = sorted(set.intersection(*(set(x.final(by)) for x in fine))) if fine else []
+    finite_trials = [trial for trial in trials if not trial.count_lost(measure)]
+    if not finite_trials:
+        return []
+    seed_sets = [{*trial.final(measure)} for trial in finite_trials]
+    seeds = sorted(set.intersection(*seed_sets))
     if len(seeds) < MIN_SEEDS:
         return []
     # Seeds are resampled for all trials together: they saw the same batches.
-    scores = by.side * np.array([[x.final(by)[s] for s in seeds] for x in fine])
-    losses = np.array([[x.final(LOSS)[s] for s in seeds] for x in fine])
+    scores = measure.side * _final_values(finite_trials, measure, seeds)
+    losses = _final_values(finite_trials, LOSS, seeds)
     picks = np.random.default_rng(0).integers(len(seeds), size=(RESAMPLES, len(seeds)))
-    scores, losses = (x[:, picks].mean(axis=2) for x in (scores, losses))
-    scores = _graded(scores, by)
+    mean_scores = scores[:, picks].mean(axis=2)  # (trials, resamples)
+    mean_losses = losses[:, picks].mean(axis=2)
+    rounded_scores = _round_accuracy(mean_scores, measure)
     # As in `_rank`: the loss decides between equal accuracies.
-    losses[scores < scores.max(axis=0)] = np.inf
-    return [fine[i] for i in losses.argmin(axis=0)]
+    mean_losses[rounded_scores < rounded_scores.max(axis=0)] = np.inf
+    return [finite_trials[index] for index in mean_losses.argmin(axis=0)]
+
+
+def _final_values(
+    trials: Sequence[RunSet], measure: Measure, seeds: Sequence[int]
+) -> np.ndarray:
+    """Returns the measure at the end, (trials, seeds)."""
+    rows: list[list[float]] = []
+    for trial in trials:
+        final = trial.final(measure)
+        rows.append([final[seed] for seed in seeds])
+    return np.array(rows)

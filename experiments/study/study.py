@@ -29,7 +29,13 @@ from experiments.study.config import PROGRAM, StudyConfig, identity
 from experiments.study.jobs import ANSWER, reach
 from experiments.study.making import Maker, Missing, StopRequested, StudyQueue, progress
 from experiments.study.results import Report
-from experiments.study.runs import RunSet, chosen, command_of, further, run_sets
+from experiments.study.runs import (
+    RunSet,
+    choose_values,
+    further_trials,
+    list_command,
+    run_sets,
+)
 from experiments.study.statistics import ACCURACY, choose_measure
 from experiments.tasks.task import check_apply, check_model
 from experiments.training import run_folder
@@ -109,8 +115,8 @@ def opened(config: StudyConfig) -> Iterator[tuple[StudyQueue, Maker]]:
                 reach(config.scheduler, ANSWER)
             if not (out / NAME).exists():
                 files.write_json(out / NAME, content)
-            choose = partial(chosen, measure_key=config.measure)
-            plan = StudyQueue(runs, choose, partial(further, config, maker))
+            choose = partial(choose_values, measure_key=config.measure)
+            plan = StudyQueue(runs, choose, partial(further_trials, config, maker))
             if refusal is not None and plan.missing:
                 raise refusal
             yield plan, maker
@@ -165,7 +171,7 @@ def command(run: Missing, devices: int | None, more: Sequence[str] = ()) -> str:
     """
     environ = jobs.job_environment(devices)
     prefix = ["env", *(f"{k}={x}" for k, x in environ.items())] if environ else []
-    words = [*command_of(run.config), "--seed", str(run.seed), *more]
+    words = [*list_command(run.config), "--seed", str(run.seed), *more]
     return shlex.join([*prefix, *words])
 
 
@@ -339,7 +345,7 @@ def _check_measure(config: StudyConfig, first: RunSet, maker: Maker) -> None:
     target = config.target
     if key is None and target is None:
         return
-    config_of_run = first.config_of(first.seeds[0])
+    config_of_run = first.make_config(first.seeds[0])
     plan, data = maker.plan(config_of_run, objects=first.variant.objects)
     with explained(TASK.flag, plan.config.task):
         params, buffers = check_model(plan.task, first.seeds[0])

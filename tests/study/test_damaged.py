@@ -95,7 +95,7 @@ def make_run_file(name):
 
     def make(tmp_path):
         [_, bmuf] = list_run_sets(read_study(tmp_path / "study", seeds=2))
-        run = bmuf.run(1)
+        run = bmuf.seed_folder(1)
         write_run(run, "bmuf", (0.5, 0.7, 0.8), seed=1)
 
         def read():
@@ -238,16 +238,18 @@ def test_a_damaged_file_is_refused_in_a_line_or_holds_what_was_written(
 def test_a_run_with_the_files_of_another_seed_is_no_run(tmp_path):
     [_, bmuf] = list_run_sets(read_study(tmp_path / "study", seeds=2))
     for seed in bmuf.seeds:
-        write_run(bmuf.run(seed), "bmuf", (0.5, 0.7, 0.8 - seed / 100), seed=seed)
+        write_run(
+            bmuf.seed_folder(seed), "bmuf", (0.5, 0.7, 0.8 - seed / 100), seed=seed
+        )
     for name in run_folder.NAMES:
-        path = bmuf.run(1) / name
+        path = bmuf.seed_folder(1) / name
         intact_bytes = path.read_bytes()
-        shutil.copy(bmuf.run(0) / name, path)
+        shutil.copy(bmuf.seed_folder(0) / name, path)
         # Both seeds have one configuration.
-        assert bool(runs.damage(bmuf.run(1))) is (name != "config.json")
+        assert bool(runs.damage(bmuf.seed_folder(1))) is (name != "config.json")
         path.write_bytes(intact_bytes)
-    shutil.copytree(bmuf.run(0), bmuf.run(1), dirs_exist_ok=True)
-    assert "it belongs to seed 0" in runs.damage(bmuf.run(1))
+    shutil.copytree(bmuf.seed_folder(0), bmuf.seed_folder(1), dirs_exist_ok=True)
+    assert "it belongs to seed 0" in runs.damage(bmuf.seed_folder(1))
 
 
 @pytest.mark.parametrize("kind", ["summary.json", "json of aim"])

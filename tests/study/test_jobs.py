@@ -187,9 +187,9 @@ def test_a_job_stays_with_its_variant_or_begins_one_that_no_other_job_has(tmp_pa
 
 def test_runs_that_are_there_are_not_planned(tmp_path):
     sets = make_run_sets(tmp_path, variants=1, seeds=3, trials=0)
-    sets[0].run(0).mkdir(parents=True)
+    sets[0].seed_folder(0).mkdir(parents=True)
     for seed, stopped in ((1, False), (2, True)):
-        write_run(sets[0].run(seed), "bmuf", (0.1, 0.2, 0.3), stopped=stopped)
+        write_run(sets[0].seed_folder(seed), "bmuf", (0.1, 0.2, 0.3), stopped=stopped)
     queue = StudyQueue(sets, lambda run_set: run_set)
     assert [run.seed for run in queue.waiting] == [0, 2]
     assert (queue.done, queue.total) == (1, 3)

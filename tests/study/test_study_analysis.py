@@ -37,7 +37,7 @@ from experiments.study import (
     sentences,
 )
 from experiments.study.results import BY_DEFAULT, BY_HAND, ONE_NOMINAL, Kind
-from experiments.study.runs import trial
+from experiments.study.runs import make_trial
 from experiments.study.sentences import laws
 from experiments.study.statistics import ACCURACY, LOSS, Measure, paired
 from experiments.study.study import MACHINE, final_lines, study_lines, without_repeats
@@ -427,7 +427,10 @@ def write_trials(points, scores, **fields):
                 trial_fields = {"diverged": end is None, **fields}
                 curve = (0.1, 0.1, 0.1 if end is None else end)
                 write_run(
-                    trial_runs.run(seed), point.variant.algo, curve, **trial_fields
+                    trial_runs.seed_folder(seed),
+                    point.variant.algo,
+                    curve,
+                    **trial_fields,
                 )
 
 
@@ -442,7 +445,9 @@ def test_the_best_mean_on_validation_data_is_chosen_and_none_that_diverged(make_
     scores = {"0.1": (0.5, 0.6), "0.2": (0.2, 0.7), "0.3": (0.99, None)}
     edge = {"0.1": (0.5, 0.6), "0.2": (0.6, 0.7), "0.3": (0.7, 0.8)}
     write_trials(list_run_sets(study), {"sync_sgd": scores, "bmuf": edge})
-    sync, bmuf = (runs.tuning_of(p.read(), ACCURACY)[0] for p in list_run_sets(study))
+    sync, bmuf = (
+        runs.compute_tunings(p.read(), ACCURACY)[0] for p in list_run_sets(study)
+    )
     assert sync.values == bmuf.values == [0.1, 0.2, 0.3]
     assert sync.scores == [pytest.approx(0.55), pytest.approx(0.45), None]
     assert (sync.chosen, sync.at_edge) == (0.1, True)
@@ -451,7 +456,7 @@ def test_the_best_mean_on_validation_data_is_chosen_and_none_that_diverged(make_
 
 
 def chosen_values(run_set, key):
-    return require(runs.chosen(run_set, key)).values
+    return require(runs.choose_values(run_set, key)).values
 
 
 def test_of_equal_accuracies_the_lower_loss_is_chosen(make_study):
@@ -462,11 +467,11 @@ def test_of_equal_accuracies_the_lower_loss_is_chosen(make_study):
     point = list_run_sets(study)[0]
     for trial_runs in point.trials:
         for seed in range(1000, 1005):
-            run = trial_runs.run(seed)
+            run = trial_runs.seed_folder(seed)
             change(run, test_loss=0.1 if "lr=0.2" in str(run) else 0.2)
     for key in (ACCURACY.key, LOSS.key):
         assert chosen_values(point, key) == {"lr": "0.2"}
-    (report,) = runs.tuning_of(point.read(), ACCURACY)
+    (report,) = runs.compute_tunings(point.read(), ACCURACY)
     assert (report.at_edge, report.low, report.high) == (False, 0.2, 0.2)
     assert chosen_values(point._replace(trials=[]), None) == {}
 
@@ -476,10 +481,10 @@ def test_a_trial_whose_measure_is_undefined_is_not_chosen_by_it(make_study):
     ends = {"0.1": [0.6] * 5, "0.2": [0.5] * 5}
     write_trials(list_run_sets(study), dict.fromkeys(BYTES, ends), test_miss=0.1)
     point = list_run_sets(study)[0]
-    change(point.trials[0].run(1000), test_miss=None)
+    change(point.trials[0].seed_folder(1000), test_miss=None)
     assert chosen_values(point, None) == {"lr": "0.1"}
     assert chosen_values(point, "test_miss") == {"lr": "0.2"}
-    (tuning,) = runs.tuning_of(point.read(), Measure("test_miss", "miss", False))
+    (tuning,) = runs.compute_tunings(point.read(), Measure("test_miss", "miss", False))
     assert tuning.scores == [None, pytest.approx(0.1)]
 
 
@@ -497,7 +502,9 @@ def test_the_best_value_has_an_interval_from_five_seeds_on(make_study):
     # (5/6)^5 = 26 % of resamples.
     torn = {"0.1": [0.5] * 6, "0.2": [0.4] * 5 + [0.95], "0.3": [0.1] * 6}
     write_trials(list_run_sets(study), {"sync_sgd": clear, "bmuf": torn})
-    sync, bmuf = (runs.tuning_of(p.read(), ACCURACY)[0] for p in list_run_sets(study))
+    sync, bmuf = (
+        runs.compute_tunings(p.read(), ACCURACY)[0] for p in list_run_sets(study)
+    )
     assert (sync.low, sync.chosen, sync.high) == (0.2, 0.2, 0.2)
     assert (bmuf.low, bmuf.chosen, bmuf.high) == (0.1, 0.1, 0.2)
     four_seeds = make_study("--tune=lr=0.1,0.2", "--tune-seeds=4", seeds=1)
@@ -505,7 +512,10 @@ def test_the_best_value_has_an_interval_from_five_seeds_on(make_study):
         list_run_sets(four_seeds),
         {x: {"0.1": [0.5] * 4, "0.2": [0.6] * 4} for x in BYTES},
     )
-    assert runs.tuning_of(list_run_sets(four_seeds)[0].read(), ACCURACY)[0].low is None
+    assert (
+        runs.compute_tunings(list_run_sets(four_seeds)[0].read(), ACCURACY)[0].low
+        is None
+    )
 
 
 def test_an_interval_may_hold_the_noise_of_tuning(make_study):
@@ -653,7 +663,7 @@ def test_what_was_followed_beyond_an_end_is_said_of_those_rows_alone(
     run_sets = []
     for point, run_set in zip(list_run_sets(study), final(study, None), strict=True):
         values = ["0.1", "0.2", "0.4", *beyond[point.variant.label]]
-        trials = [trial(study, point, {"lr": value}) for value in values]
+        trials = [make_trial(study, point, {"lr": value}) for value in values]
         write_trials(
             [point._replace(trials=trials)], dict.fromkeys(BYTES, EQUAL_SCORES)
         )

@@ -199,13 +199,13 @@ def test_all_algorithms_try_the_same_values_of_the_flags_that_they_have():
 def followed(study, loader, score):
     """The values of each batch of further trials, made with a score of each."""
     (run_set,) = runs.run_sets(study, loader)
-    further = runs.further(study, loader, run_set)
+    further = runs.further_trials(study, loader, run_set)
     batches = []
     trials = run_set.trials
     while trials is not None:
         for x in trials:
             accuracy = score(*map(float, x.values.values()))
-            write_run(x.run(x.seeds[0]), "sync_sgd", (0.1, 0.2, accuracy))
+            write_run(x.seed_folder(x.seeds[0]), "sync_sgd", (0.1, 0.2, accuracy))
         batches.append([tuple(x.values.values()) for x in trials])
         trials = next(further, None)
     return [*filter(None, batches[1:])]
@@ -242,7 +242,7 @@ def play_tuning(decided, loader, score):
     The accuracy of a run is score(lr, seed).
     """
     first_row = runs.run_sets(decided, loader)[0]
-    further = runs.further(decided, loader, first_row)
+    further = runs.further_trials(decided, loader, first_row)
     row = first_row
     turns = []
     turn_trials = first_row.trials
@@ -250,7 +250,9 @@ def play_tuning(decided, loader, score):
         for trial_runs in turn_trials:
             for seed in trial_runs.missing():
                 accuracy = score(float(trial_runs.values["lr"]), seed)
-                write_run(trial_runs.run(seed), "sync_sgd", (0.1, 0.2, accuracy))
+                write_run(
+                    trial_runs.seed_folder(seed), "sync_sgd", (0.1, 0.2, accuracy)
+                )
         turns.append({x.values["lr"]: len(x.seeds) for x in turn_trials})
         row = row._replace(trials=runs.join_trials(row.trials, turn_trials))
         turn_trials = next(further, None)
@@ -277,10 +279,10 @@ def test_more_seeds_decide_among_the_values_near_the_best(loader, tmp_path):
         {"0.415": 6},
         {"0.498": 6},
     ]
-    chosen = runs.chosen(row, None)
+    chosen = runs.choose_values(row, None)
     assert chosen is not None and chosen.values == {"lr": "0.415"}
     read = row.read()
-    (tuning,) = runs.tuning_of(read, ACCURACY)
+    (tuning,) = runs.compute_tunings(read, ACCURACY)
     assert (tuning.chosen, tuning.at_edge) == (0.415, False)
     # 0.4 is no better by more seeds than its neighbours: it has two, and no say.
     seeds = {x.values["lr"]: len(x.summaries) for x in read.trials}
@@ -407,7 +409,7 @@ def test_a_run_set_knows_which_of_its_runs_are_done(tmp_path):
     runs = RunSet(variants.Variant("a", common), 1, "", common, tmp_path, range(3))
     assert runs.missing() == [0, 1, 2] and runs.read().summaries == {}
     for seed in (0, 2):
-        write_run(runs.run(seed), "bmuf", (0.1, 0.2, 0.3), seed=seed)
+        write_run(runs.seed_folder(seed), "bmuf", (0.1, 0.2, 0.3), seed=seed)
     (runs.folder / ".seed-1").mkdir()  # one that was stopped
     assert runs.missing() == [1]
     assert {k: x.seed for k, x in runs.read().summaries.items()} == {0: 0, 2: 2}

@@ -6,7 +6,7 @@ from typing import Any
 from experiments import files
 from experiments.study import config as study_config
 from experiments.study.config import StudyConfig
-from experiments.study.runs import RunSet, trial
+from experiments.study.runs import RunSet, make_trial
 from experiments.study.variants import combinations
 from experiments.training import run_folder
 from syncalgos.network import parse
@@ -52,7 +52,8 @@ def list_run_sets(study):
         for point, common in study.points[variant.label].items():
             runs = RunSet(variant, number, point, common, study.out, range(study.seeds))
             trials = [
-                trial(study, runs, values) for values in combinations(variant.tuned)
+                make_trial(study, runs, values)
+                for values in combinations(variant.tuned)
             ]
             run_sets.append(runs._replace(trials=trials))
     return run_sets
@@ -105,7 +106,9 @@ def make_runs(study, finals, values: Any = None, run_changes=None, **fields):
         ends = finals[point.variant.label, point.point]
         for seed, end in zip(point.seeds, ends, strict=True):
             changes = fields | (run_changes or {}).get((algo, seed), {})
-            write_run(runs.run(seed), algo, (end - 0.4, end - 0.1, end), **changes)
+            write_run(
+                runs.seed_folder(seed), algo, (end - 0.4, end - 0.1, end), **changes
+            )
         run_sets.append(runs.read())
     return run_sets
 
