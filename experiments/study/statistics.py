@@ -144,19 +144,6 @@ def named_measure(key: str) -> Measure:
     return Measure(key, key.replace("_", " "), higher_is_better=False)
 
 
-def spread(values: Sequence[float]) -> Spread:
-    """Returns mean and standard deviation; the order of the values does not matter.
-
-    Raises:
-        ValueError: there is no value, or one is not finite.
-    """
-    numbers = [float(value) for value in values]
-    if not numbers or not all(map(math.isfinite, numbers)):
-        raise ValueError(f"a mean needs one or more finite values, got {numbers}")
-    deviation = stdev(numbers) if len(numbers) > 1 else None
-    return Spread(average(numbers), deviation, len(numbers))
-
-
 def paired(
     values: Mapping[int, float], baseline: Mapping[int, float]
 ) -> Difference | None:
@@ -265,3 +252,16 @@ def band(curves: Sequence[Sequence[float | None]]) -> Band:
         low.append(mean - deviation)
         high.append(mean + deviation)
     return Band(means, low, high)
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Returns mean and standard deviation; the order of the values does not matter.
+
+    Raises:
+        ValueError: there is no value, or one is not finite.
+    """
+    numbers = [float(value) for value in values]
+    if not numbers or not all(map(math.isfinite, numbers)):
+        raise ValueError(f"a mean needs one or more finite values, got {numbers}")
+    deviation = stdev(numbers) if len(numbers) > 1 else None
+    return Spread(average(numbers), deviation, len(numbers))
