@@ -36,23 +36,47 @@ def check(
     """
     largest = 0.0
     for number, row in enumerate(vectors["steps"]):
-        found = {"params": step([np.array(g) for g in row["gradients"]])}
+        gradients = [np.array(gradient) for gradient in row["gradients"]]
+        place = f"{vectors['algorithm']}: params after step {number}"
+        difference = _compare(
+            step(gradients),
+            row["params"],
+            vectors,
+            place,
+            tolerance,
+            vectors["workers"],
+        )
+        largest = max(largest, difference)
         if center is not None:
-            found["center"] = [center()]
-        for what, values in found.items():
-            values = np.array([np.asarray(x, float) for x in values])
-            workers = vectors["workers"] if what == "params" else 1
-            wanted = np.broadcast_to(row[what], (workers, len(vectors["start"])))
-            place = f"{vectors['algorithm']}: {what} after step {number}"
-            if values.shape != wanted.shape:
-                raise AssertionError(f"{place}: {values.shape}, not {wanted.shape}")
-            apart = np.abs(values - wanted)
-            for worker, entry in np.argwhere(~(apart <= tolerance))[:1]:
-                whose = f" of worker {worker}" * (what == "params")
-                raise AssertionError(
-                    f"{place}{whose} differ by {apart[worker].max():.3g}: entry "
-                    f"{entry} is {values[worker, entry]:.8g}, not "
-                    f"{wanted[worker, entry]:.8g} (tolerance {tolerance:g})"
-                )
-            largest = max(largest, float(apart.max()))
+            place = f"{vectors['algorithm']}: center after step {number}"
+            difference = _compare([center()], row["center"], vectors, place, tolerance)
+            largest = max(largest, difference)
     return largest
+
+
+def _compare(
+    values: Sequence,
+    expected: Any,
+    vectors: dict[str, Any],
+    place: str,
+    tolerance: float,
+    workers: int | None = None,
+) -> float:
+    """Returns the largest difference from expected rows; None is for the center."""
+    rows = np.array([np.asarray(value, float) for value in values])
+    shape = (workers or 1, len(vectors["start"]))
+    expected_rows = np.broadcast_to(expected, shape)
+    if rows.shape != shape:
+        raise AssertionError(f"{place}: {rows.shape}, not {shape}")
+    differences = np.abs(rows - expected_rows)
+    wrong = np.argwhere(~(differences <= tolerance))  # NaN, too
+    if len(wrong):
+        worker, entry = wrong[0]
+        if workers is not None:
+            place = f"{place} of worker {worker}"
+        raise AssertionError(
+            f"{place} differ by {differences[worker].max():.3g}: entry {entry} is "
+            f"{rows[worker, entry]:.8g}, not {expected_rows[worker, entry]:.8g} "
+            f"(tolerance {tolerance:g})"
+        )
+    return float(differences.max())

@@ -52,7 +52,7 @@ def list_files() -> list[str]:
     return names
 
 
-def case(name: str) -> Case:
+def choose_case(name: str) -> Case:
     """Returns the settings of a file: the first, in which all terms are alive.
 
     Those of sync_sgd are those of quantized_sgd, so the plain mean takes their place;
@@ -69,112 +69,150 @@ def case(name: str) -> Case:
         entry = module.SETTINGS[1 if name == "sync_sgd" else 0]
     settings, departures = entry if isinstance(entry, tuple) else (entry, {})
     workers = departures.get("workers", WORKERS)
-    departures = {x: value for x, value in departures.items() if x != "workers"}
-    return Case(module.recurrence, settings, departures, workers)
-
-
-@contextmanager
-def recorded() -> Iterator[tuple[list[np.ndarray], dict[tuple, Any], list[Any]]]:
-    """Yields what recurrences take meanwhile: gradients, draws by numbers, leaves."""
-    gradients = []
-    draws = {}
-    cut = []
-    folded = {}
-    plain = recurrences.worker_gradient
-    unflatten = recurrences.unflatten
-
-    def gradient(*args):
-        gradients.append(np.round(plain(*args), 5))
-        return gradients[-1]
-
-    def unflattened(vector):
-        cut.append(vector)
-        return unflatten(vector)
-
-    def bits(key):
-        return np.asarray(jax.random.key_data(key)).tobytes()
-
-    def fold_in(key, number, made=jax.random.fold_in):
-        new = made(key, number)
-        folded[bits(new)] = *folded.get(bits(key), ()), int(number)
-        return new
-
-    def drawn(kind, made):
-        def draw(key, *args):
-            value = np.asarray(made(key, *args))
-            if kind == "uniform":
-                value = np.round(value.astype(float), 6)
-            draws[folded[bits(key)]] = value
-            return value
-
-        return draw
-
-    with ExitStack() as patched:
-        for module in (recurrences, des_loc):
-            patched.enter_context(patch.object(module, "worker_gradient", gradient))
-        patched.enter_context(patch.object(recurrences, "unflatten", unflattened))
-        patched.enter_context(patch.object(jax.random, "fold_in", fold_in))
-        for kind in ("uniform", "normal", "permutation", "randint"):
-            draw = drawn(kind, getattr(jax.random, kind))
-            patched.enter_context(patch.object(jax.random, kind, draw))
-        yield gradients, draws, cut
+    other_departures = {
+        name: value for name, value in departures.items() if name != "workers"
+    }
+    return Case(module.recurrence, settings, other_departures, workers)
 
 
 def vectors(name: str) -> dict[str, Any]:
     """Returns what a file holds, as docs/conformance.md describes it."""
-    of = case(name)
+    case = choose_case(name)
     algorithm = name.partition(".")[0]
     factory = syncalgos.ALGORITHMS[algorithm]
-    with jax.enable_x64(True), recorded() as (gradients, draws, cut):
-        path = of.recurrence(of.workers, **of.settings, **of.departures)
-        path = [(center, list(theta)) for center, theta in path]
-    if name == "noloco":
-        table = noloco.matchings(WORKERS, of.settings["seed"])
-        draws = {at: list(table[index]) for at, index in draws.items()}
-    doc = parsed(factory)
     module = import_module(f"recurrences.{algorithm}")
-    given = inspect.signature(of.recurrence).parameters
-    values = {x: p.default for x, p in given.items()} | of.settings
-    made = {
+    with jax.enable_x64(True), record() as records:
+        path = []
+        steps = case.recurrence(case.workers, **case.settings, **case.departures)
+        for center, params in steps:
+            path.append((center, list(params)))
+    draws = records.draws
+    if name == "noloco":
+        matchings = noloco.matchings(WORKERS, case.settings["seed"])
+        draws = {numbers: list(matchings[pair]) for numbers, pair in draws.items()}
+    doc = parsed(factory)
+    parameters = inspect.signature(case.recurrence).parameters
+    values = {name: parameter.default for name, parameter in parameters.items()}
+    values |= case.settings
+    needs = {
+        "leaves": bool(records.cut_vectors) or getattr(module, "ACTS_ON_LEAVES", False),
+        "draws": bool(draws),
+        "clock": "slowest" in values,
+    }
+    hyperparameters = {}
+    for argument in inspect.signature(factory).parameters:
+        # Here no leaf holds several layers.
+        if argument in values and argument != "layered":
+            hyperparameters[argument] = {"value": plain(values[argument])} | symbol(
+                doc.parameters[argument]
+            )
+    content: dict[str, Any] = {
         "algorithm": algorithm,
         "source": doc.source,
-        "about": joined(f"{module.__doc__} {of.recurrence.__doc__ or ''}"),
-        "needs": [
-            need
-            for need, is_so in (
-                ("leaves", cut or getattr(module, "ACTS_ON_LEAVES", False)),
-                ("draws", draws),
-                ("clock", "slowest" in values),
-            )
-            if is_so
-        ],
-        "workers": of.workers,
+        "about": joined(f"{module.__doc__} {case.recurrence.__doc__ or ''}"),
+        "needs": [need for need in NEEDS if needs[need]],
+        "workers": case.workers,
         "leaves": {leaf: list(shape) for leaf, shape in SHAPES.items()},
-        "hyperparameters": {
-            x: {"value": plain(values[x])} | symbol(doc.parameters[x])
-            for x in inspect.signature(factory).parameters
-            if x in values and x != "layered"  # here no leaf holds several layers
+        "hyperparameters": hyperparameters,
+        "departures": {
+            argument: plain(value) for argument, value in case.departures.items()
         },
-        "departures": {x: plain(value) for x, value in of.departures.items()},
-        "inner_optimizer": inner(of),
+        "inner_optimizer": describe_inner_optimizer(case),
     }
     if "slowest" in values:
-        lost = 1024 - round(1024 * values["slowest"])
-        speeds = [1024 - lost * i // (WORKERS - 1) for i in range(WORKERS)]
-        made["clock"] = {"speeds": speeds, "unit": 1024}
+        content["clock"] = describe_clock(values["slowest"])
     if draws:
-        made["draws"] = describe_draws(module)
-        made["drawn"] = [{"at": [*at], "draw": plain(x)} for at, x in draws.items()]
-    made["start"] = plain(START)
-    made["steps"] = [
-        {
-            "gradients": plain(np.array(gradients[step * of.workers :][: of.workers])),
-            "params": plain(np.round(together(theta), DECIMALS)),
-            "center": plain(np.round(center, DECIMALS)),
-        }
-        for step, (center, theta) in enumerate(path)
-    ]
-    return made
+        content["draws"] = describe_draws(module)
+        content["drawn"] = [
+            {"at": [*numbers], "draw": plain(draw)} for numbers, draw in draws.items()
+        ]
+    content["start"] = plain(START)
+    content["steps"] = []
+    for step, (center, params) in enumerate(path):
+        first = step * case.workers
+        gradients = records.gradients[first : first + case.workers]
+        content["steps"].append(
+            {
+                "gradients": plain(np.array(gradients)),
+                "params": plain(np.round(stack_params(params), DECIMALS)),
+                "center": plain(np.round(center, DECIMALS)),
+            }
+        )
+    return content
+
+
+class Records(NamedTuple):
+    """What a recurrence took.
+
+    Attributes:
+        gradients: the gradients, (size,) each, step by step and worker by worker.
+        draws: the random draws, by the numbers that were folded into their keys.
+        cut_vectors: the vectors that it cut into leaves.
+    """
+
+    gradients: list[np.ndarray]
+    draws: dict[tuple[int, ...], Any]
+    cut_vectors: list[Any]
+
+
+@contextmanager
+def record() -> Iterator[Records]:
+    """Yields what recurrences take meanwhile."""
+    records = Records([], {}, [])
+    numbers_by_key: dict[bytes, tuple[int, ...]] = {}
+    worker_gradient = recurrences.worker_gradient
+    unflatten = recurrences.unflatten
+    fold_in = jax.random.fold_in
+
+    def record_gradient(*args: Any) -> np.ndarray:
+        gradient = np.round(worker_gradient(*args), 5)
+        records.gradients.append(gradient)
+        return gradient
+
+    def record_cut(vector: Any) -> Any:
+        records.cut_vectors.append(vector)
+        return unflatten(vector)
+
+    def record_fold(key: jax.Array, number: int) -> jax.Array:
+        new_key = fold_in(key, number)
+        numbers = numbers_by_key.get(key_bytes(key), ())
+        numbers_by_key[key_bytes(new_key)] = (*numbers, int(number))
+        return new_key
+
+    def recording(kind: str) -> Callable[..., np.ndarray]:
+        draw = getattr(jax.random, kind)
+
+        def record_draw(key: jax.Array, *args: Any) -> np.ndarray:
+            value = np.asarray(draw(key, *args))
+            if kind == "uniform":
+                value = np.round(value.astype(float), 6)
+            records.draws[numbers_by_key[key_bytes(key)]] = value
+            return value
+
+        return record_draw
+
+    with ExitStack() as stack:
+        for module in (recurrences, des_loc):
+            stack.enter_context(
+                patch.object(module, "worker_gradient", record_gradient)
+            )
+        stack.enter_context(patch.object(recurrences, "unflatten", record_cut))
+        for kind in ("uniform", "normal", "permutation", "randint"):
+            stack.enter_context(patch.object(jax.random, kind, recording(kind)))
+        stack.enter_context(patch.object(jax.random, "fold_in", record_fold))
+        yield records
+
+
+def key_bytes(key: jax.Array) -> bytes:
+    return np.asarray(jax.random.key_data(key)).tobytes()
+
+
+def describe_clock(slowest: float) -> dict[str, Any]:
+    """Returns the speeds of the workers, the last of which has that of the slowest."""
+    unit = 1024
+    lost = unit - round(unit * slowest)
+    speeds = [unit - lost * worker // (WORKERS - 1) for worker in range(WORKERS)]
+    return {"speeds": speeds, "unit": unit}
 
 
 def describe_draws(recurrence: ModuleType) -> dict[str, Any]:
@@ -192,16 +230,16 @@ def describe_draws(recurrence: ModuleType) -> dict[str, Any]:
     return {"about": about, "of": numbers}
 
 
-def together(theta: list[np.ndarray]) -> np.ndarray:
+def stack_params(params: list[np.ndarray]) -> np.ndarray:
     """Stacks the workers' params: one row for all, if they agree."""
-    rows = np.array(theta)
+    rows = np.array(params)
     return rows[:1] if np.all(rows == rows[0]) else rows
 
 
-def inner(of: Case) -> dict[str, Any]:
-    """Describes the inner optimizer."""
-    learning_rate = plain(of.settings.get("learning_rate", LR))
-    if of.recurrence is des_loc.adam_recurrence:
+def describe_inner_optimizer(case: Case) -> dict[str, Any]:
+    """Returns the inner optimizer's name and hyperparameters."""
+    learning_rate = plain(case.settings.get("learning_rate", LR))
+    if case.recurrence is des_loc.adam_recurrence:
         moments = {"b1": 0.9, "b2": 0.999, "eps": 1e-8}
         return {"name": "Adam", "learning_rate": learning_rate, **moments}
     return {
@@ -213,8 +251,8 @@ def inner(of: Case) -> dict[str, Any]:
 
 def symbol(text: str) -> dict[str, str]:
     """Returns the paper's symbol, with which an argument's text begins, if it does."""
-    found = re.match(r"([^\W\d]\w?)(?:,| at )", text)
-    return {"symbol": found[1]} if found else {}
+    match = re.match(r"([^\W\d]\w?)(?:,| at )", text)
+    return {"symbol": match[1]} if match else {}
 
 
 def plain(value: Any) -> Any:
@@ -224,29 +262,42 @@ def plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
 
 
-def text(made: dict[str, Any]) -> str:
+# How deep an entry is written line by line: 1 has a line for each of its items.
+DEPTHS = {"steps": 2, "drawn": 1, "hyperparameters": 1}
+
+
+def text(content: dict[str, Any]) -> str:
     """Writes a file's content, a line for each entry that is long."""
+    entries = []
+    for name, value in content.items():
+        entries.append(f"{one_line(name)}: {lines(value, DEPTHS.get(name, 0))}")
+    return "{\n" + ",\n".join(entries) + "\n}\n"
 
-    def lines(value: Any, deep: int) -> str:
-        if deep and value and isinstance(value, dict):
-            body = [f"{one(x)}: {lines(y, deep - 1)}" for x, y in value.items()]
-            return "{\n" + ",\n".join(body) + "\n}"
-        if deep and value and isinstance(value, list) and isinstance(value[0], dict):
-            return "[\n" + ",\n".join(lines(x, deep - 1) for x in value) + "\n]"
-        return one(value)
 
-    def one(value: Any) -> str:
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+def lines(value: Any, depth: int) -> str:
+    """Writes a value, with a line for each item down to a depth."""
+    if not depth or not value:
+        return one_line(value)
+    if isinstance(value, dict):
+        items = [
+            f"{one_line(name)}: {lines(item, depth - 1)}"
+            for name, item in value.items()
+        ]
+        return "{\n" + ",\n".join(items) + "\n}"
+    if isinstance(value, list) and isinstance(value[0], dict):
+        items = [lines(item, depth - 1) for item in value]
+        return "[\n" + ",\n".join(items) + "\n]"
+    return one_line(value)
 
-    deep = {"steps": 2, "drawn": 1, "hyperparameters": 1}
-    body = [f"{one(x)}: {lines(y, deep.get(x, 0))}" for x, y in made.items()]
-    return "{\n" + ",\n".join(body) + "\n}\n"
+
+def one_line(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def fill_needs(page: str, needs_by_name: Mapping[str, Sequence[str]]) -> str:
     """Returns the text of docs/conformance.md with the files that have each need."""
     title = "## What a file can test\n"
-    before, _, section = page.partition(title)
+    introduction, _, section = page.partition(title)
     for need in NEEDS:
         names = [name for name, needs in needs_by_name.items() if need in needs]
         cell = ", ".join(f"`{name}`" for name in sorted(names))
@@ -254,7 +305,7 @@ def fill_needs(page: str, needs_by_name: Mapping[str, Sequence[str]]) -> str:
         section = row.sub(cell, section)
     count = sum(not needs for needs in needs_by_name.values())
     section = re.sub(r"\d+(?= that are not named below)", str(count), section)
-    return before + title + section
+    return introduction + title + section
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ ENVIRONMENTS = {
         "nvflare_fedopt",
     ),
 }
-ADAPTERS = [name for names in ENVIRONMENTS.values() for name in names]
+ADAPTERS = [*chain.from_iterable(ENVIRONMENTS.values())]
 BEGIN = "<!-- matrix -->\n"
 END = "<!-- end -->"
 SHOWN_SYNCS = 3
@@ -111,11 +112,11 @@ def measure(
     figures: dict[str, Any] = {"largest": float(sizes.max())}
     wrong_steps = np.flatnonzero(~(sizes <= tolerance))
     if wrong_steps.size:
-        first = int(wrong_steps[0])
-        figures["first_step"] = first
-        figures["first_size"] = float(sizes[first])
-        later = [step for step in find_sync_steps(vectors) if step > first]
-        figures["sizes"] = [float(sizes[step]) for step in later]
+        first_step = int(wrong_steps[0])
+        figures["first_step"] = first_step
+        figures["first_size"] = float(sizes[first_step])
+        later_syncs = [step for step in find_sync_steps(vectors) if step > first_step]
+        figures["sizes"] = [float(sizes[step]) for step in later_syncs]
     if vectors["workers"] > 1 and any(has_equal_rows):
         figures["equal"] = bool(spreads[has_equal_rows].max() <= tolerance)
     return figures
@@ -169,8 +170,10 @@ def update(
     records: Sequence[dict[str, Any]], name: str, new_records: Sequence[dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """Returns the records with those of one project replaced, sorted by project."""
-    others = [record for record in records if record["project"] != name]
-    return sorted([*others, *new_records], key=lambda record: record["project"].lower())
+    kept_records = [record for record in records if record["project"] != name]
+    return sorted(
+        [*kept_records, *new_records], key=lambda record: record["project"].lower()
+    )
 
 
 def format_difference(record: Mapping[str, Any]) -> str:
@@ -254,10 +257,10 @@ def format_faults(records: Iterable[Mapping[str, Any]]) -> str:
 
 def fill_page(page: str, records: Sequence[Mapping[str, Any]]) -> str:
     """Returns the text of docs/conformance.md with the counts and the faults."""
-    before, _, section = page.partition(BEGIN)
-    _, _, after = section.partition(END)
+    introduction, _, section = page.partition(BEGIN)
+    _, _, next_sections = section.partition(END)
     summary = f"{count_verdicts(records)}\n\n{format_faults(records)}\n"
-    return f"{before}{BEGIN}{summary}{END}{after}"
+    return f"{introduction}{BEGIN}{summary}{END}{next_sections}"
 
 
 def find_changes(

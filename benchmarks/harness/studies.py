@@ -125,7 +125,9 @@ def _read_summaries(run_set: RunSet, lines: Lines) -> dict[int, Summary]:
 def _reported_values(run_set: RunSet, lines: Lines) -> dict[str, str]:
     """Returns the tuned values of the reported runs."""
     flags = [tuned.flag for tuned in run_set.variant.tuned]
-    return {flag: str(line[flag]) for line in lines[:1] for flag in flags}
+    if not lines:
+        return {}
+    return {flag: str(lines[0][flag]) for flag in flags}
 
 
 def _curve_lines(run_set: RunSet, lines: Lines, seed: int) -> Lines:

@@ -29,10 +29,10 @@ from dion import dion_reference  # noqa: E402
 MODULES = {"reference": dion_reference, "asynchronous": asynchronous}
 
 
-def make_optimizer(kind: str, matrices, others, settings: Settings):
+def make_optimizer(kind: str, matrices, vectors_and_scalars, settings: Settings):
     options = {"qr_method": "qr"} if kind == "reference" else {}
     lion = {
-        "params": others,
+        "params": vectors_and_scalars,
         "algorithm": "lion",
         "betas": (0.95, 0.98),
         "beta1": 0.95,
@@ -93,8 +93,8 @@ def train(
         torch.nn.Parameter(leaf) for leaf in read_leaves(vectors, start, is_transposed)
     ]
     matrices = [param for param in params if param.ndim == 2]
-    others = [param for param in params if param.ndim != 2]
-    optimizer = make_optimizer(kind, matrices, others, settings)
+    vectors_and_scalars = [param for param in params if param.ndim != 2]
+    optimizer = make_optimizer(kind, matrices, vectors_and_scalars, settings)
     if has_p_of_inputs:
         take_p_of_inputs(optimizer)
     torch.manual_seed(0)  # of a Q of another shape than the file's
@@ -113,7 +113,7 @@ def train(
     return path
 
 
-GIVEN = "the file's Q in the place of its draw, and the heavy ball takes its step"
+SUPPLIED = "the file's Q in the place of its draw, and the heavy ball takes its step"
 LONGER_SIDE = Cause(
     "differs by choice",
     "P has the longer side by default, as a comment says (dim0 >= dim1, other where "
@@ -128,7 +128,7 @@ def rows():
             "dion",
             in_processes(train, kind, True, True),
             1e-5,
-            help=f"{GIVEN}; a matrix counts as one whose outputs are sharded",
+            help=f"{SUPPLIED}; a matrix counts as one whose outputs are sharded",
         )
         for is_transposed in (True, False):
             shape = "outputs, inputs" if is_transposed else "inputs, outputs"
@@ -137,7 +137,7 @@ def rows():
                 "dion",
                 in_processes(train, kind, is_transposed, False),
                 1e-5,
-                help=GIVEN,
+                help=SUPPLIED,
                 cause=LONGER_SIDE,
             )
 

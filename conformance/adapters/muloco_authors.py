@@ -69,12 +69,16 @@ def make_compressors(vectors: Vectors, step: int):
     if "drawn" not in vectors:
         return [WholeNumbers()] * workers, lambda: WholeNumbers()
     draws = [read_draws(vectors, step, worker) for worker in range(workers)]
-    senders = [Rounding(leaf[:workers] for leaf in rows) for rows in draws]
+    senders = []
+    for rows in draws:
+        senders.append(Rounding([leaf[:workers] for leaf in rows]))
 
     def make_mean_rounding():
-        leaves = range(len(vectors["leaves"]))
-        last_rows = [torch.stack([rows[leaf][-1] for rows in draws]) for leaf in leaves]
-        return Rounding(last_rows)
+        mean_rows = []
+        for leaf in range(len(vectors["leaves"])):
+            last_rows = [rows[leaf][-1] for rows in draws]
+            mean_rows.append(torch.stack(last_rows))
+        return Rounding(mean_rows)
 
     return senders, make_mean_rounding
 
@@ -115,7 +119,9 @@ def outer_sgd(has_plain_error: bool):
                 message = {}
                 outer._save_grads(message, anchor, model)
                 messages.append(message)
-            gathered = {x: [message[x] for message in messages] for x in messages[0]}
+            gathered = {}
+            for name in messages[0]:
+                gathered[name] = [message[name] for message in messages]
             for model, outer in zip(models, outers, strict=True):
                 outer.compressor = make_mean_rounding()
                 set_params(model, anchor)

@@ -48,7 +48,8 @@ if __name__ == "__main__":
             queue = torch.multiprocessing.get_context("spawn").SimpleQueue()
             args = (port, is_memory_efficient, inits_first, queue)
             torch.multiprocessing.spawn(train, args, 2)
-            values = [value for _, value in sorted(queue.get() for _ in range(2))]
+            results = sorted([queue.get(), queue.get()])
+            values = [value for _, value in results]
             print(
                 f"slowmo_memory_efficient={is_memory_efficient}, buffers before step "
                 f"0: {inits_first}: {values}, algorithm 1: [2.0, 2.0]"

@@ -42,12 +42,12 @@ manager._use_async_quorum = False
 manager.allreduce.side_effect = allreduce
 manager.should_commit.return_value = True
 manager.current_step.return_value = 0
-inner = torch.optim.SGD(model.parameters(), lr=1.0)
+inner_optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
 outer = torch.optim.SGD(model.parameters(), lr=1.0)
 with DiLoCo(
     manager,
     [model],
-    inner,
+    inner_optimizer,
     outer,
     sync_every=1,
     use_bucketization=True,
@@ -55,6 +55,6 @@ with DiLoCo(
 ):
     for param in model.parameters():
         param.grad = -torch.ones(2)
-    inner.step()
+    inner_optimizer.step()
 for name, param in model.named_parameters():
     print(name, param.tolist(), "mean of the pseudo-gradients: [10.0, 10.0]")

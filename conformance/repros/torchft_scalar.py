@@ -11,10 +11,10 @@ model = torch.nn.Module()
 model.scale = torch.nn.Parameter(torch.tensor(1.0))
 manager = MagicMock(spec=Manager)
 manager._use_async_quorum = False
-inner = torch.optim.SGD(model.parameters(), lr=1.0)
-outer = torch.optim.SGD(model.parameters(), lr=1.0)
+inner_optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+outer_optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
 try:
-    with DiLoCo(manager, [model], inner, outer, sync_every=2):
+    with DiLoCo(manager, [model], inner_optimizer, outer_optimizer, sync_every=2):
         print("no error")
 except TypeError as error:
     print("TypeError:", error)
