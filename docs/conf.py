@@ -3,6 +3,7 @@
 Made pages and pictures lie in docs/_made; `make docs` builds the site.
 """
 
+import html
 import inspect
 import sys
 from pathlib import Path
@@ -19,7 +20,9 @@ from pages import (  # noqa: E402
     files,
     links,
     notebooks,
+    prose,
     rst,
+    search,
     signatures,
 )
 from pages.motion import trajectories  # noqa: E402
@@ -34,8 +37,6 @@ extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
-    "sphinx.ext.mathjax",
-    "sphinx-mathjax-offline",
     "sphinx_copybutton",
 ]
 # Records and tables are files to download; notebooks are shown with their outputs.
@@ -50,7 +51,7 @@ exclude_patterns = [
 default_role = "py:obj"
 smartquotes = False  # quotes and dashes of code in prose are to be copied
 
-myst_enable_extensions = ["deflist", "dollarmath"]
+myst_enable_extensions = ["deflist"]
 myst_heading_anchors = 3
 nb_execution_mode = "off"  # `make notebooks` runs them
 
@@ -68,8 +69,9 @@ html_title = f"syncalgos {version}"
 html_favicon = html_logo = "static/icon.svg"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
+html_js_files = [("site.js", {"defer": "defer"})]
+html_extra_path = ["static/404.html"]
 html_use_index = False  # the reference and the search are the index
-html_show_search_summary = False  # it would quote the menu
 html_show_sphinx = False
 html_show_copyright = False
 html_copy_source = False
@@ -121,7 +123,8 @@ def write_pictures() -> None:
 def write_pages() -> None:
     """Writes made pages, those that have changed, and deletes others."""
     texts = algorithms.pages(MADE_PAGES) | files.pages()
-    for path, text in texts.items():
+    for path, page_text in texts.items():
+        text = search.hide(page_text, f"_made/{path}")
         page = MADE_PAGES / path
         page.parent.mkdir(parents=True, exist_ok=True)
         if not page.exists() or page.read_text() != text:
@@ -142,6 +145,7 @@ def read_source(app, docname: str, source: list[str]) -> None:
         source[0] = notebooks.show_on_site(source[0], name)
     elif not docname.startswith("_made/"):
         source[0] = links.rewritten(source[0], f"docs/{docname}.md")
+    source[0] = search.add_entries(source[0], docname)
     if docname in CHILDREN:
         pages = CHILDREN[docname].replace(" ", "\n")
         source[0] += f"\n```{{toctree}}\n:hidden:\n:glob:\n\n{pages}\n```\n"
@@ -158,15 +162,18 @@ def read_signature(app, kind, name, obj, options, signature, returned):
 
 
 def read_context(app, page: str, template: str, context: dict, doctree) -> None:
-    """Lets made pages be without a button that leads to their source."""
+    """Describes a page in its head; made pages are without a button to their source."""
     if page.startswith("_made/"):
         context["page_source_suffix"] = ""
+    has_description = 'name="description"' in context.get("metatags", "")
+    if doctree is not None and not has_description:
+        description = html.escape(prose.describe(doctree))
+        if description:
+            context["metatags"] += f'<meta name="description" content="{description}">'
 
 
 def setup(app) -> None:
     """Connects the above, and what needs Sphinx itself."""
-    from pages import prose
-
     write_pictures()  # pages show those that are there
     write_pages()
     app.connect("source-read", read_source)

@@ -14,6 +14,13 @@ from pages.links import (
     rewritten,
 )
 
+PRESETS = "experiments/study/presets/"
+TITLES = {
+    "experiments/study/presets": "The presets of studies",
+    "docs/records": "Records of measurements",
+    "docs/records/wire": "Bytes of compiled programs, step by step",
+}
+
 
 def pages() -> dict[str, str]:
     """Returns the text of each page, by its path in the folder of made pages."""
@@ -56,7 +63,15 @@ def file_page(path: str) -> str:
     file = ROOT / path
     body = listing(file) if file.is_dir() else listed_code(file)
     orphan = "" if path.startswith("examples/") else "---\norphan: true\n---\n\n"
-    return f"{orphan}# {path}\n\n{body}\n"
+    return f"{orphan}# {make_title(path)}\n\n{body}\n"
+
+
+def make_title(path: str) -> str:
+    """Returns the title of the page of a file, or of a folder."""
+    name = Path(path).stem
+    if path.startswith(PRESETS) and path.endswith(".toml"):
+        return f"The preset {name}"
+    return TITLES.get(path, path)
 
 
 def listed_code(file: Path) -> str:

@@ -1,6 +1,7 @@
 """Text of the site's pages: its signs and spaces, and links to what it names."""
 
 import re
+import textwrap
 from collections.abc import Callable, Iterator
 
 from docutils import nodes
@@ -22,6 +23,11 @@ SIGNS = (
     (re.compile(r"(?<=\d)\s(?=(?:[%*]|[kMGT]?B|[kMG]bit/s|ms|s)(?!\w))"), "\u00a0"),
     (re.compile(r"(?<=\d,)\s(?=[+\u2212]?[\d.]+\])"), "\u00a0"),
 )
+LONGEST_DESCRIPTION = 160
+# A table that takes the right column: of so many columns, or of fewer and so many rows.
+WIDE_COLUMNS = 6
+LONG_COLUMNS = 5
+LONG_ROWS = 20
 NUMBER = re.compile(r"[+\u2212]?\d[^A-Za-z;]*(?:[A-Za-z]+[^A-Za-z;]*)?")
 
 
@@ -34,11 +40,34 @@ def finish(app, doctree: nodes.document) -> None:
     for cell in doctree.findall(nodes.entry):
         if len(cell.astext()) < 28 and NUMBER.fullmatch(cell.astext()):
             cell["classes"].append("number")
+    widen_tables(doctree)
     for text in texts(doctree, CODE + LINKS):
         text.parent.replace(text, [*cited(text)])
     page = app.env.docname
     if not page.startswith("reference/"):
         to_algorithms(doctree, page, app.builder.get_relative_uri)
+
+
+def describe(doctree: nodes.document) -> str:
+    """Returns the first sentences of a page, for its head and for search engines."""
+    for paragraph in doctree.findall(nodes.paragraph):
+        text = " ".join(paragraph.astext().split())
+        if not inside(paragraph, (nodes.table, nodes.list_item)) and " " in text:
+            return textwrap.shorten(text, LONGEST_DESCRIPTION, placeholder=" …")
+    return ""
+
+
+def widen_tables(doctree: nodes.document) -> None:
+    """Lets tables of many columns take the right column of the page, too."""
+    for table in [*doctree.findall(nodes.table)]:
+        columns = len([*table.findall(nodes.colspec)])
+        rows = len([*table.findall(nodes.row)])
+        if columns >= WIDE_COLUMNS or (columns >= LONG_COLUMNS and rows >= LONG_ROWS):
+            box = nodes.container(classes=["full-width"])
+            if rows >= LONG_ROWS:
+                box["classes"].append("long-table")
+            table.replace_self(box)
+            box += table
 
 
 def inside(node: nodes.Node, kinds: tuple[type, ...]) -> bool:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import unquote, urldefrag, urlsplit
+from urllib.parse import quote, unquote, urldefrag, urlsplit
 
 WIDTHS = (390, 1280)
 THEMES = ("light", "dark")
@@ -39,16 +39,44 @@ for (const cell of document.querySelectorAll("article :is(td, th)")) {
 }
 for (const image of document.images)
   if (image.complete && !image.naturalWidth) found.push("no picture: " + image.src);
-for (const error of document.querySelectorAll("mjx-merror"))
-  found.push("formula: " + error.textContent);
-if (document.querySelector("div.math") && !document.querySelector("mjx-container"))
-  found.push("formulas are not typeset");
+// Links stand out from what is behind them, also from the stripes of a table.
+const channels = text => text.match(/[\\d.]+/g).map(Number);
+const luminance = color => {
+  const parts = color.slice(0, 3).map(x => x / 255).map(
+    x => x <= 0.03928 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4);
+  return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2];
+};
+const behind = node => {
+  for (; node; node = node.parentElement) {
+    const color = channels(getComputedStyle(node).backgroundColor);
+    if (color.length < 4 || color[3] > 0.5) return color;
+  }
+  return [255, 255, 255];
+};
+const faint = new Set();
+for (const link of document.querySelectorAll("article a")) {
+  if (!link.textContent.trim() || link.matches(".headerlink, .btn")) continue;
+  const text = link.querySelector("code") || link;
+  const tones = [channels(getComputedStyle(text).color), behind(text)].map(luminance);
+  const contrast = (Math.max(...tones) + 0.05) / (Math.min(...tones) + 0.05);
+  if (contrast < 4.5) faint.add(contrast.toFixed(2) + " " + link.textContent);
+}
+if (faint.size) found.push("faint links: " + [...faint].slice(0, 3).join("; "));
 for (const part of performance.getEntriesByType("resource"))
   if (!part.name.startsWith(location.origin))
     found.push("from elsewhere: " + part.name);
 return found;
 """
-TYPESET = "MathJax.startup.promise.then(arguments[0])"
+# The bytes of a page and of all that it loads, uncompressed.
+WEIGHT = """
+const parts = performance.getEntriesByType("resource").map(x => x.decodedBodySize);
+const text = document.documentElement.outerHTML;
+return parts.reduce((sum, size) => sum + size, text.length);
+"""
+RESULTS = """
+return [...document.querySelectorAll("#search-results li")].map(
+  x => [x.querySelector("a").getAttribute("href"), x.innerText]);
+"""
 
 
 class Page(NamedTuple):
@@ -154,8 +182,6 @@ def flaws(browser: Browser, page: str) -> list[str]:
     driver = browser.driver
     found = []
     driver.get(browser.address + page)
-    if driver.execute_script("return !!document.querySelector('.math, math')"):
-        driver.execute_async_script(TYPESET)
     for width in WIDTHS:
         resize(driver, width)
         for theme in THEMES:
@@ -167,14 +193,26 @@ def flaws(browser: Browser, page: str) -> list[str]:
     return found
 
 
-def search(browser: Browser, words: str) -> str:
-    """Returns what the site's search answers."""
+def weigh(browser: Browser, page: str) -> int:
+    """Returns the bytes of a page and of all that it loads."""
+    browser.driver.get(browser.address + page)
+    return browser.driver.execute_script(WEIGHT)
+
+
+class Result(NamedTuple):
+    """A result of the site's search: its page, and the text that is shown."""
+
+    page: str
+    text: str
+
+
+def search(browser: Browser, words: str) -> list[Result]:
+    """Returns what the site's search answers, best first, once it quotes the pages."""
     from selenium.webdriver.support.ui import WebDriverWait
 
     driver = browser.driver
-    driver.get(f"{browser.address}search.html?q={words}")
-    found = "return document.querySelectorAll('#search-results li').length"
-    WebDriverWait(driver, 20).until(lambda each: each.execute_script(found))
-    return driver.execute_script(
-        "return document.querySelector('#search-results').innerText"
-    )
+    driver.get(f"{browser.address}search.html?q={quote(words)}")
+    quoted = "return !!document.querySelector('#search-results li .context')"
+    WebDriverWait(driver, 20).until(lambda each: each.execute_script(quoted))
+    results = driver.execute_script(RESULTS)
+    return [Result(urlsplit(address).path, text) for address, text in results]

@@ -7,7 +7,7 @@ from importlib import util
 from types import ModuleType
 
 import pytest
-from pages import algorithms, docstrings, papers
+from pages import algorithms, docstrings, files, papers, search
 from support import websites
 from support.commands import ROOT, ran
 
@@ -122,5 +122,71 @@ def test_every_page_is_readable_at_any_width_in_both_themes(site, browser):
 
 
 @pytest.mark.slow
-def test_search_finds_an_algorithm(browser):
-    assert "bmuf" in websites.search(browser, "bmuf")
+@pytest.mark.parametrize(
+    "page",
+    [
+        "index.html",
+        "algorithms.html",
+        "studies/atlas.html",
+        "notebooks/five-algorithms.html",
+        "reference/strategies.html",
+    ],
+)
+def test_a_page_loads_at_most_a_megabyte(browser, page):
+    assert 100_000 < websites.weigh(browser, page) < 1_000_000
+
+
+SEARCHES = {
+    "own data": "models-and-tasks.html",
+    "local SGD": "_made/algorithms/model_averaging.html",
+    "confidence interval": "comparing.html",
+    "learning rate": "choosing.html",
+    "1 Gbit/s": "comparing.html",
+    "federated averaging": "_made/algorithms/fedavg.html",
+    "resume": "many-hosts.html",
+    "bmuf": "_made/algorithms/bmuf.html",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", SEARCHES)
+def test_search_finds_the_page_and_quotes_it(browser, words):
+    results = websites.search(browser, words)
+    assert SEARCHES[words] in [result.page for result in results[:3]]
+    assert not any("_made/files/" in result.page for result in results)
+    assert sum(len(result.text) > 80 for result in results) >= len(results) / 2
+
+
+@pytest.mark.slow
+def test_each_page_describes_itself(site):
+    undescribed = [
+        page
+        for page in websites.pages(site)
+        if '<meta name="description"' not in (site / page).read_text("utf-8")
+    ]
+    assert undescribed == ["search.html"]
+
+
+def test_entries_of_the_search_are_of_pages_that_exist():
+    for page in search.ENTRIES:
+        name = page.removeprefix("_made/algorithms/")
+        assert (DOCS / f"{page}.md").exists() or name in syncalgos.ALGORITHMS, page
+
+
+def test_source_listings_and_changes_are_hidden_from_the_search():
+    shown = search.hide("# A\n", "_made/examples.md")
+    assert shown == "# A\n"
+    listing = search.hide("---\norphan: true\n---\n\n# A\n", "_made/files/a.py.md")
+    assert listing == "---\nno-search: true\norphan: true\n---\n\n# A\n"
+    changes = search.hide("# Changelog\n", "_made/changelog.md")
+    assert changes == "---\nno-search: true\n---\n\n# Changelog\n"
+
+
+def test_pages_of_presets_and_records_have_titles_in_words():
+    assert files.make_title("experiments/study/presets/atlas/a-b.toml") == (
+        "The preset a-b"
+    )
+    assert files.make_title("docs/records/wire").startswith("Bytes of compiled")
+    assert files.make_title("conformance/check.py") == "conformance/check.py"
+    for path in files.TITLES:
+        assert (ROOT / path).is_dir()
