@@ -1,6 +1,7 @@
 """Remarks on a run: lines before it, and cautions about its results after it."""
 
 import math
+from collections.abc import Sequence
 
 import jax
 
@@ -10,6 +11,11 @@ from experiments.training.config import never_reached
 from experiments.training.defaults import batch_unit
 from experiments.training.loop import DIVERGED_ABOVE, LEAST, Outcome, limit_after
 from experiments.training.prepare import Run
+from experiments.training.progress import Evaluation
+
+# An end is worse than the best evaluation if it is so by more than this: less is noise.
+ACCURACY_MARGIN = 0.02
+LOSS_MARGIN = 0.1  # of the lowest loss
 
 
 def header(run: Run, is_batch_given: bool) -> list[str]:
@@ -103,6 +109,10 @@ def cautions(run: Run, outcome: Outcome, center_step: int) -> list[str]:
         lines.append(
             f"diverged: the test loss is {outcome.last_evaluation.test_loss:g}"
         )
+    else:
+        best_note = compare_with_best(outcome.progress.evaluations, c.validation)
+        if best_note:
+            found.append(best_note)
     if outcome.stopped:
         lines.append(f"stopped after step {steps} of {c.steps}: --resume continues")
     if c.workers > 1 and run.task.sends:
@@ -113,6 +123,40 @@ def cautions(run: Run, outcome: Outcome, center_step: int) -> list[str]:
             "workers update them with the mean gradient at every step"
         )
     return lines
+
+
+def compare_with_best(
+    evaluations: Sequence[Evaluation], validation: float | None
+) -> str | None:
+    """Says which evaluation was the best, if the last one is clearly worse.
+
+    Args:
+        evaluations: the evaluations of the run.
+        validation: the share of training data that was held out; None means that the
+            test data was used.
+    """
+    held_out = "test" if validation is None else "validation"
+    last = evaluations[-1]
+    if last.test_accuracy is None:
+        best = min(evaluations, key=lambda evaluation: evaluation.test_loss)
+        if last.test_loss - best.test_loss <= LOSS_MARGIN * abs(best.test_loss):
+            return None
+        measure = "loss"
+        best_value = best.test_loss
+        last_value = last.test_loss
+    else:
+        best = max(evaluations, key=lambda evaluation: evaluation.test_accuracy or 0.0)
+        best_value = best.test_accuracy or 0.0
+        last_value = last.test_accuracy
+        if best_value - last_value <= ACCURACY_MARGIN:
+            return None
+        measure = "accuracy"
+    best_figure = terminal.figure(best_value)
+    last_figure = terminal.figure(last_value)
+    return (
+        f"{held_out} {measure}: best {best_figure} at step {best.step}, "
+        f"{last_figure} at the end"
+    )
 
 
 def unsaved(due: list[int], outcome: Outcome) -> list[str]:
