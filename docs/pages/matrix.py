@@ -10,6 +10,8 @@ TEXT = """# Other projects on the vectors
 {counts} [Vectors for conformance](../docs/conformance.md) says what the
 verdicts mean, and how to run them again.
 
+## All rows
+
 "Difference" is the largest one; or the step after which the params first differ, its
 size, and the sizes after up to three later syncs. "Equal" says whether the workers'
 params are equal wherever those of the file are.

@@ -49,12 +49,13 @@ def finish(app, doctree: nodes.document) -> None:
 
 
 def describe(doctree: nodes.document) -> str:
-    """Returns the first sentences of a page, for its head and for search engines."""
+    """Returns the first sentences of a page, or its title, for its head."""
     for paragraph in doctree.findall(nodes.paragraph):
         text = " ".join(paragraph.astext().split())
         if not inside(paragraph, (nodes.table, nodes.list_item)) and " " in text:
             return textwrap.shorten(text, LONGEST_DESCRIPTION, placeholder=" …")
-    return ""
+    titles = [title.astext() for title in doctree.findall(nodes.title)]
+    return titles[0] if titles else ""
 
 
 def widen_tables(doctree: nodes.document) -> None:

@@ -285,11 +285,19 @@ def test_batch_statistics_of_equinox_do_not_depend_on_the_number_of_workers():
     assert one_worker.partition(": ")[2] == four_workers.partition(": ")[2] != ""
 
 
+@pytest.mark.slow
+def test_a_sharded_gpt_learns_and_its_devices_send_their_shards():
+    learned, shapes, sent = printed("sharded_gpt.py").splitlines()
+    assert learned == "True True"
+    assert shapes == "(2, 1, 2, 64, 256) (1, 1, 2, 32, 128)"
+    assert sent == f"{4259840.0} 4 {4259840 / 4}"
+
+
 def test_table_and_tests_name_every_program():
     page = (FOLDER / "README.md").read_text()
     rows = "\n".join(line for line in page.splitlines() if line.startswith("| ["))
     assert sorted(re.findall(r"\[(\w+\.py)\]\(\1\)", rows)) == PROGRAMS
     others = "grid learn_outer_rate one_worker resume to_huggingface torch_loop"
     others += " two_processes compositions equinox_batch_norm"
-    others += " torchft_loop torchft_members"
+    others += " torchft_loop torchft_members sharded_gpt"
     assert {*TRAINED} | {f"{name}.py" for name in others.split()} == {*PROGRAMS}

@@ -63,7 +63,7 @@ for (const link of document.querySelectorAll("article a")) {
 }
 if (faint.size) found.push("faint links: " + [...faint].slice(0, 3).join("; "));
 for (const part of performance.getEntriesByType("resource"))
-  if (!part.name.startsWith(location.origin))
+  if (!/^(data:|blob:)/.test(part.name) && !part.name.startsWith(location.origin))
     found.push("from elsewhere: " + part.name);
 return found;
 """
