@@ -112,7 +112,7 @@ def cautions(run: Run, outcome: Outcome, center_step: int) -> list[str]:
     else:
         best_note = compare_with_best(outcome.progress.evaluations, c.validation)
         if best_note:
-            found.append(best_note)
+            lines.append(best_note)
     if outcome.stopped:
         lines.append(f"stopped after step {steps} of {c.steps}: --resume continues")
     if c.workers > 1 and run.task.sends:
