@@ -4,6 +4,7 @@ import copy
 import errno
 import hashlib
 import io
+import itertools
 import json
 import random
 import re
@@ -49,58 +50,70 @@ def bits(dtype, shape, seed=0):
     return content.view(dtype).reshape(shape)
 
 
-def a_part(step=32, workers=4, first=0, count=None, size=3, **changes):
+def make_shard(step=32, workers=4, first_worker=0, count=None, size=3, **changes):
     """A part of a run in which every worker has other params, and all one center."""
-    stop = workers if count is None else first + count
-    whole = Shard(
+    stop = workers if count is None else first_worker + count
+    all_workers = Shard(
         step,
         workers,
-        first,
+        first_worker,
         {"w": bits("float32", (workers, size), step), "i": np.arange(workers)},
         {"center": bits("bfloat16", (2, size), step), "n": np.asarray(step)},
-        {"run_id": "a", "start_id": "b", "settings": {"seed": 0}, "first": first},
+        {
+            "run_id": "a",
+            "start_id": "b",
+            "settings": {"seed": 0},
+            "first": first_worker,
+        },
     )
-    own = {name: x[first:stop] for name, x in whole.own.items()}
-    return whole._replace(own=own)._replace(**changes)
+    own_arrays = {name: x[first_worker:stop] for name, x in all_workers.own.items()}
+    return all_workers._replace(own=own_arrays)._replace(**changes)
 
 
-def assert_same(found, expected):
+def assert_same(shard, expected):
     """All arrays have the same bits, and what is no array is equal."""
-    assert found._replace(own={}, shared={}) == expected._replace(own={}, shared={})
-    for ours, theirs in ((found.own, expected.own), (found.shared, expected.shared)):
+    assert shard._replace(own={}, shared={}) == expected._replace(own={}, shared={})
+    for ours, theirs in ((shard.own, expected.own), (shard.shared, expected.shared)):
         assert list(ours) == list(theirs)
         for name, x in theirs.items():
             assert (ours[name].dtype, ours[name].shape) == (x.dtype, x.shape), name
             assert ours[name].tobytes() == x.tobytes(), name
 
 
-def parts(folder, workers, of, step=8, **changes):
+def write_parts(folder, workers, num_parts, step=8, **changes):
     """Writes a checkpoint in parts of as many workers each; returns their files."""
-    each = workers // of
+    part_workers = workers // num_parts
     return [
-        write_shard(folder, a_part(step, workers, i * each, each, **changes), i, of)
-        for i in range(of)
+        write_shard(
+            folder,
+            make_shard(step, workers, i * part_workers, part_workers, **changes),
+            i,
+            num_parts,
+        )
+        for i in range(num_parts)
     ]
 
 
 def touched(folder, *layouts):
     """Makes empty files of checkpoints, of these steps in so many parts."""
-    for step, of in layouts:
-        for number in range(of):
-            (folder / file_name(step, number, of)).touch()
+    for step, num_parts in layouts:
+        for number in range(num_parts):
+            (folder / file_name(step, number, num_parts)).touch()
 
 
 def names(folder):
     return sorted(x.name for x in folder.iterdir())
 
 
-def file_name(step, number=0, of=1):
-    return ShardName(step, number, of).file_name
+def file_name(step, number=0, num_parts=1):
+    return ShardName(step, number, num_parts).file_name
 
 
-def rows(first, count=None):
+def rows(first_worker, count=None):
     """A function that wants these workers, to the last one by default."""
-    return lambda workers: range(first, workers if count is None else first + count)
+    return lambda workers: range(
+        first_worker, workers if count is None else first_worker + count
+    )
 
 
 def signed(content):
@@ -140,27 +153,27 @@ KINDS = dict(leaves_of_all_kinds())
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_arrays_come_back_bit_for_bit(kind, tmp_path):
-    own = KINDS[kind]
-    shared = {**own, **{f"a row of {name}": x[1] for name, x in own.items()}}
-    part = Shard(0, 3, 0, own, shared, {name: name for name in own})
+    arrays = KINDS[kind]
+    shared = {**arrays, **{f"a row of {name}": x[1] for name, x in arrays.items()}}
+    part = Shard(0, 3, 0, arrays, shared, {name: name for name in arrays})
     write_shard(tmp_path, part, 0, 1)
-    found = load_workers(tmp_path, 0)
-    assert_same(found, part)
-    for x in (*found.own.values(), *found.shared.values()):
+    loaded = load_workers(tmp_path, 0)
+    assert_same(loaded, part)
+    for x in (*loaded.own.values(), *loaded.shared.values()):
         assert x.flags.writeable
         assert x.flags.c_contiguous
 
 
 def test_a_part_is_an_ordinary_npz(tmp_path):
-    part = a_part()
+    part = make_shard()
     path = write_shard(tmp_path, part, 0, 1)
-    with np.load(path, allow_pickle=False) as found:
-        manifest = json.loads(found["manifest"].tobytes())
+    with np.load(path, allow_pickle=False) as arrays:
+        manifest = json.loads(arrays["manifest"].tobytes())
         assert manifest["step"] == 32
         assert [x["name"] for x in manifest["own"]] == ["w", "i"]
-        assert found["own/0"].tobytes() == part.own["w"].tobytes()
+        assert arrays["own/0"].tobytes() == part.own["w"].tobytes()
         assert manifest["shared"][0]["dtype"] == "bfloat16"
-        assert found["shared/0"].dtype == np.uint16
+        assert arrays["shared/0"].dtype == np.uint16
     with zipfile.ZipFile(path) as archive:
         assert archive.testzip() is None
     assert write_shard(tmp_path, part, 0, 1).read_bytes() == path.read_bytes()
@@ -176,10 +189,10 @@ def test_rows_that_are_equal_are_stored_once(tmp_path):
         tmp_path, Shard(1, 256, 0, {"x": x, "i": np.arange(256)}, {}, {}), 0, 1
     )
     assert path.stat().st_size < 120_000
-    found = load_workers(tmp_path, 1, rows(7, 3)).own["x"]
-    assert found.tobytes() == row.tobytes() * 3
-    found[0] = 0
-    assert found[1].tobytes() == row.tobytes()  # they share no memory
+    loaded_rows = load_workers(tmp_path, 1, rows(7, 3)).own["x"]
+    assert loaded_rows.tobytes() == row.tobytes() * 3
+    loaded_rows[0] = 0
+    assert loaded_rows[1].tobytes() == row.tobytes()  # they share no memory
 
 
 @pytest.mark.parametrize(
@@ -208,27 +221,30 @@ def splits(draw):
     """Workers, how a run's processes hold them, and which are wanted."""
     workers = draw(st.integers(1, 9))
     cuts = draw(st.sets(st.integers(1, workers), max_size=4))
-    first = draw(st.integers(0, workers - 1))
-    count = draw(st.none() | st.integers(1, workers - first))
-    return workers, sorted({0, workers, *cuts}), first, count
+    first_worker = draw(st.integers(0, workers - 1))
+    count = draw(st.none() | st.integers(1, workers - first_worker))
+    return workers, sorted({0, workers, *cuts}), first_worker, count
 
 
 @settings(deadline=None, max_examples=25)
 @given(splits())
 def test_any_rows_are_put_together_from_any_parts(split):
-    workers, edges, first, count = split
+    workers, edges, first_worker, count = split
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        of = len(edges) - 1
+        num_parts = len(edges) - 1
         for number, (a, b) in enumerate(pairwise(edges)):
-            write_shard(folder, a_part(8, workers, a, b - a), number, of)
-        found = load_workers(folder, 8, rows(first, count))
-    assert_same(found, a_part(8, workers, first, count)._replace(record=found.record))
-    assert found.record["first"] in edges
+            write_shard(folder, make_shard(8, workers, a, b - a), number, num_parts)
+        loaded = load_workers(folder, 8, rows(first_worker, count))
+    assert_same(
+        loaded,
+        make_shard(8, workers, first_worker, count)._replace(record=loaded.record),
+    )
+    assert loaded.record["first"] in edges
 
 
 @pytest.mark.parametrize(
-    "of, first, count, are_read",
+    "num_parts, first_worker, count, are_read",
     [
         *((4, 3 * i, 3, [i]) for i in range(4)),  # of the same layout
         (6, 8, 4, [2, 4, 5]),  # of another: the first may be a wrong guess
@@ -237,23 +253,25 @@ def test_any_rows_are_put_together_from_any_parts(split):
     ],
     ids=str,
 )
-def test_few_parts_are_read(of, first, count, are_read, tmp_path):
+def test_few_parts_are_read(num_parts, first_worker, count, are_read, tmp_path):
     if not Path("/proc/self/mem").is_file():
         pytest.skip("no file here raises an error when it is read")
-    for i, path in enumerate(parts(tmp_path, 12, of)):
+    for i, path in enumerate(write_parts(tmp_path, 12, num_parts)):
         if i not in are_read:
             path.unlink()
             path.symlink_to("/proc/self/mem")
-    found = load_workers(tmp_path, 8, rows(first, count))
-    assert_same(found, a_part(8, 12, first, count)._replace(record=found.record))
-    if len(are_read) < of:
+    loaded = load_workers(tmp_path, 8, rows(first_worker, count))
+    assert_same(
+        loaded, make_shard(8, 12, first_worker, count)._replace(record=loaded.record)
+    )
+    if len(are_read) < num_parts:
         with pytest.raises(OSError):
             load_workers(tmp_path, 8)
 
 
 def test_damage_does_not_matter_where_other_parts_hold_the_rows(tmp_path):
-    write_shard(tmp_path, a_part(8, 8, 0, 7), 0, 2)
-    damaged = write_shard(tmp_path, a_part(8, 8, 7, 1), 1, 2)
+    write_shard(tmp_path, make_shard(8, 8, 0, 7), 0, 2)
+    damaged = write_shard(tmp_path, make_shard(8, 8, 7, 1), 1, 2)
     damaged.write_bytes(damaged.read_bytes()[1:])
     assert load_workers(tmp_path, 8, rows(4, 2)).own["i"].tolist() == [4, 5]
     with pytest.raises(Damaged, match=damaged.name):
@@ -270,9 +288,13 @@ def test_without_a_folder_there_are_no_checkpoints(tmp_path):
 def test_steps_are_told_by_names_alone_the_newest_first(tmp_path):
     for step in (2, 123_456_789, 0, 30):
         (tmp_path / file_name(step, 1, 2)).touch()
-    others = ["step-5.0-of-1.npz", file_name(5, "00"), file_name(5, 1, 1)]
-    others += [f".{file_name(5)}", f"{file_name(5)}.bak", "step-٠٠٠٠٠٠٠٥.0-of-1.npz"]
-    for name in (file_name(30, 0, 2), *others):
+    other_names = ["step-5.0-of-1.npz", file_name(5, "00"), file_name(5, 1, 1)]
+    other_names += [
+        f".{file_name(5)}",
+        f"{file_name(5)}.bak",
+        "step-٠٠٠٠٠٠٠٥.0-of-1.npz",
+    ]
+    for name in (file_name(30, 0, 2), *other_names):
         (tmp_path / name).touch()
     (tmp_path / file_name(5)).mkdir()
     assert find_steps(tmp_path) == [123_456_789, 30, 2, 0]
@@ -293,14 +315,16 @@ LACKING = {  # of six workers: (first, workers, number, of) of each part that is
 }
 
 
-@pytest.mark.parametrize("told", LACKING)
-def test_what_is_missing_is_named(told, tmp_path):
-    for first, count, *place in LACKING[told]:
-        write_shard(tmp_path, a_part(8, 6, first, count), *place)
-        assert load_workers(tmp_path, 8, rows(first, count)).first == first
+@pytest.mark.parametrize("missing_part", LACKING)
+def test_what_is_missing_is_named(missing_part, tmp_path):
+    for first_worker, count, *place in LACKING[missing_part]:
+        write_shard(tmp_path, make_shard(8, 6, first_worker, count), *place)
+        assert (
+            load_workers(tmp_path, 8, rows(first_worker, count)).first == first_worker
+        )
     with pytest.raises(Incomplete) as caught:
         load_workers(tmp_path, 8)
-    assert str(caught.value) == f"step-00000008.{told}"
+    assert str(caught.value) == f"step-00000008.{missing_part}"
 
 
 def test_a_link_to_a_part_that_is_not_there_now_is_a_part(tmp_path):
@@ -312,22 +336,22 @@ def test_a_link_to_a_part_that_is_not_there_now_is_a_part(tmp_path):
 
 
 def test_of_two_sets_of_a_step_one_that_is_complete_and_sound_is_taken(tmp_path):
-    [whole], second, third = (
-        parts(tmp_path, 6, of, record={"of": of}) for of in (1, 2, 3)
+    [single_part], second, third = (
+        write_parts(tmp_path, 6, count, record={"of": count}) for count in (1, 2, 3)
     )
-    content = whole.read_bytes()
+    content = single_part.read_bytes()
     assert load_workers(tmp_path, 8, rows(0, 2)).record == {"of": 1}
-    for fault, taken in (
-        (lambda: whole.write_bytes(content[:-1]), 2),
+    for fault, num_parts in (
+        (lambda: single_part.write_bytes(content[:-1]), 2),
         (second[1].unlink, 3),
         (third[2].unlink, 2),
     ):
         fault()
-        assert load_workers(tmp_path, 8, rows(0, 2)).record == {"of": taken}
+        assert load_workers(tmp_path, 8, rows(0, 2)).record == {"of": num_parts}
     with pytest.raises(Damaged, match=r"^step-00000008\.0-of-1\.npz is damaged"):
         load_workers(tmp_path, 8)
-    whole.write_bytes(content)
-    assert_same(load_workers(tmp_path, 8), a_part(8, 6, record={"of": 1}))
+    single_part.write_bytes(content)
+    assert_same(load_workers(tmp_path, 8), make_shard(8, 6, record={"of": 1}))
 
 
 # Damage
@@ -360,7 +384,7 @@ def test_damage_is_found_wherever_it_is(tear, tmp_path):
 
 
 def test_a_flipped_bit_is_found_in_a_large_part(tmp_path):
-    path = write_shard(tmp_path, a_part(size=60_000), 0, 1)
+    path = write_shard(tmp_path, make_shard(size=60_000), 0, 1)
     draw = random.Random(0)
     sound = path.read_bytes()
     assert len(sound) > 1_000_000
@@ -396,7 +420,7 @@ def test_a_disk_that_cannot_read_is_no_damage(reads, tmp_path, monkeypatch):
 def test_what_another_program_signed_raises_nothing_unforeseen(tmp_path):
     """As flipped bits, but with a sum that fits: all is left to the parsing."""
     path = smallest(tmp_path)
-    found = 0
+    num_damaged = 0
     sound = path.read_bytes()[:-DIGEST]
     for i in range(len(sound)):
         path.write_bytes(signed(flip(sound, i)))
@@ -404,8 +428,8 @@ def test_what_another_program_signed_raises_nothing_unforeseen(tmp_path):
             read_shard(path)
         except Damaged as error:
             assert "\n" not in str(error)
-            found += 1
-    assert found > len(sound) / 2
+            num_damaged += 1
+    assert num_damaged > len(sound) / 2
 
 
 def altered(path, change):
@@ -446,9 +470,9 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_manifest_that_does_not_fit_is_refused(change, tmp_path):
-    path = write_shard(tmp_path, a_part(), 0, 1)
+    path = write_shard(tmp_path, make_shard(), 0, 1)
     altered(path, lambda m, e: None)
-    assert_same(load_workers(tmp_path, 32), a_part())
+    assert_same(load_workers(tmp_path, 32), make_shard())
     altered(path, CHANGES[change])
     message = refused(path)
     if change == "a newer format":
@@ -457,7 +481,7 @@ def test_a_manifest_that_does_not_fit_is_refused(change, tmp_path):
 
 @pytest.mark.parametrize("reads", [read_shard, read_head])
 def test_an_array_that_claims_more_than_its_file_is_damage(reads, tmp_path):
-    path = write_shard(tmp_path, a_part(), 0, 1)
+    path = write_shard(tmp_path, make_shard(), 0, 1)
     with zipfile.ZipFile(path) as archive:
         entries = {name: archive.read(name) for name in archive.namelist()}
     for name, entry in entries.items():
@@ -469,8 +493,8 @@ def test_an_array_that_claims_more_than_its_file_is_damage(reads, tmp_path):
         claimed = claimed.replace(b" " * longer + b"\n", b"\n", 1)
         content = io.BytesIO()
         with zipfile.ZipFile(content, "w") as archive:
-            for each, data in (entries | {name: claimed}).items():
-                archive.writestr(each, data)
+            for entry_name, data in (entries | {name: claimed}).items():
+                archive.writestr(entry_name, data)
             archive.comment = b"-" * DIGEST
         path.write_bytes(signed(content.getvalue()[:-DIGEST]))
         with pytest.raises(Damaged, match=f"'{name}' has another size"):
@@ -478,16 +502,16 @@ def test_an_array_that_claims_more_than_its_file_is_damage(reads, tmp_path):
 
 
 def test_a_part_by_the_name_of_another_step_is_refused(tmp_path):
-    write_shard(tmp_path, a_part(16), 0, 1).rename(tmp_path / file_name(32))
+    write_shard(tmp_path, make_shard(16), 0, 1).rename(tmp_path / file_name(32))
     with pytest.raises(Damaged) as caught:
         load_workers(tmp_path, 32)
     assert str(caught.value) == "step-00000032.0-of-1.npz holds step 16, not 32"
     assert_same(
-        read_shard((tmp_path / file_name(32)).rename(tmp_path / "x")), a_part(16)
+        read_shard((tmp_path / file_name(32)).rename(tmp_path / "x")), make_shard(16)
     )
 
 
-OTHER = a_part(8, 4, 2, 2)  # fits to the first two of four workers
+OTHER = make_shard(8, 4, 2, 2)  # fits to the first two of four workers
 FOREIGNERS = [
     ("workers", {"workers": 6}),
     ("arrays", {"own": {"w": OTHER.own["w"]}}),
@@ -496,22 +520,23 @@ FOREIGNERS = [
     ("arrays", {"shared": {**OTHER.shared, "n": np.arange(2)}}),
     *(
         (name, {"record": {**OTHER.record, name: value}})
-        for name in ("run_id", "start_id", "settings")
-        for value in ({"seed": 1}, None)
+        for name, value in itertools.product(
+            ("run_id", "start_id", "settings"), ({"seed": 1}, None)
+        )
     ),
 ]
 
 
 @pytest.mark.parametrize("differing, changes", FOREIGNERS)
 def test_parts_of_two_runs_are_not_mixed(differing, changes, tmp_path):
-    write_shard(tmp_path, a_part(8, 4, 0, 2), 0, 2)
+    write_shard(tmp_path, make_shard(8, 4, 0, 2), 0, 2)
     write_shard(tmp_path, OTHER, 1, 2)
     load_workers(tmp_path, 8)
     write_shard(tmp_path, OTHER._replace(**changes), 1, 2)
     with pytest.raises(Damaged) as caught:
         load_workers(tmp_path, 8)
-    told = f"{file_name(8, 1, 2)} is of another run than {file_name(8, 0, 2)}: its "
-    assert str(caught.value) == f"{told}{differing} differ"
+    message = f"{file_name(8, 1, 2)} is of another run than {file_name(8, 0, 2)}: its "
+    assert str(caught.value) == f"{message}{differing} differ"
     assert load_workers(tmp_path, 8, rows(0, 2)).record["first"] == 0
 
 
@@ -539,8 +564,8 @@ UNWRITABLE = [
 @pytest.mark.parametrize("changes", UNWRITABLE, ids=str)
 def test_a_part_that_could_not_be_read_is_not_written(changes, tmp_path):
     place = {"number": 0, "of": 1, **changes}
-    named = {x: changes[x] for x in changes if x in Shard._fields}
-    part = Shard(1, 2, 0, {"x": np.arange(2)}, {}, {})._replace(**named)
+    shard_fields = {x: changes[x] for x in changes if x in Shard._fields}
+    part = Shard(1, 2, 0, {"x": np.arange(2)}, {}, {})._replace(**shard_fields)
     with pytest.raises(TypeError if "record" in changes else ValueError):
         write_shard(tmp_path, part, place["number"], place["of"])
     assert names(tmp_path) == []
@@ -549,19 +574,19 @@ def test_a_part_that_could_not_be_read_is_not_written(changes, tmp_path):
 def test_wherever_room_ends_nothing_is_left(tmp_path):
     """A file's largest size stands for a disk that is full after so many bytes."""
     resource = pytest.importorskip("resource")
-    path = write_shard(tmp_path, a_part(size=2000), 0, 1)
+    path = write_shard(tmp_path, make_shard(size=2000), 0, 1)
     size = path.stat().st_size
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    old_limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         for limit in range(0, size, 97):
-            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, old_limits[1]))
             with pytest.raises(OSError):
-                write_shard(tmp_path, a_part(64, size=2000), 0, 1)
+                write_shard(tmp_path, make_shard(64, size=2000), 0, 1)
             assert names(tmp_path) == [path.name]
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-        write_shard(tmp_path, a_part(64, size=2000), 0, 1)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, old_limits[1]))
+        write_shard(tmp_path, make_shard(64, size=2000), 0, 1)
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        resource.setrlimit(resource.RLIMIT_FSIZE, old_limits)
     assert find_steps(tmp_path) == [64, 32]
 
 
@@ -570,7 +595,7 @@ def test_wherever_room_ends_nothing_is_left(tmp_path):
 PROGRESS = {"step": 7, "losses": [0.5, 0.25, 0.125], "seconds": 0.5, "run_id": "ab"}
 RECORD = {"settings": {"lr": 0.1}, "versions": {"jax": "0.10.2"}, "sent": 96}
 RECORD |= {"run_id": "ab", "progress": PROGRESS}
-OTHERS = {
+OTHER_RECORDS = {
     "a new field": lambda x: x.update(new=None),
     "a new one of progress": lambda x: x["progress"].update(new=0),
     "no settings": lambda x: x.pop("settings"),
@@ -580,24 +605,25 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("change", OTHERS)
+@pytest.mark.parametrize("change", OTHER_RECORDS)
 def test_a_record_of_another_version_is_damage(change, tmp_path):
-    part = copy.deepcopy(a_part(7, record=RECORD))
-    found = []
+    part = copy.deepcopy(make_shard(7, record=RECORD))
+    records = []
 
     def check(shard):
-        found.append(read_record(shard))
+        records.append(read_record(shard))
 
     path = write_shard(tmp_path, part, 0, 1)
     load_workers(tmp_path, 7, check=check)
-    assert found[0].progress.losses == PROGRESS["losses"] and found[0].data == ""
-    OTHERS[change](part.record)
+    assert records[0].progress.losses == PROGRESS["losses"] and records[0].data == ""
+    OTHER_RECORDS[change](part.record)
     write_shard(tmp_path, part, 0, 1)
     with pytest.raises(Damaged) as caught:
         load_workers(tmp_path, 7, check=check)
-    told = str(caught.value)
+    message = str(caught.value)
     assert (
-        told.startswith(f"{path.name} is not usable: its record") and "\n" not in told
+        message.startswith(f"{path.name} is not usable: its record")
+        and "\n" not in message
     )
 
 
@@ -609,7 +635,8 @@ def test_the_newest_are_kept(tmp_path):
     prune_shards(tmp_path, 2, 1, 2)
     assert names(tmp_path) == [
         *(file_name(step, 0, 2) for step in (8, 16)),
-        *(file_name(step, number, 2) for step in (24, 32) for number in range(2)),
+        *(file_name(24, number, 2) for number in range(2)),
+        *(file_name(32, number, 2) for number in range(2)),
     ]
     prune_shards(tmp_path, 0, 0, 2)
     assert names(tmp_path) == [file_name(step, 1, 2) for step in (24, 32)]
@@ -635,7 +662,7 @@ def test_only_parts_of_the_named_runs_are_removed(tmp_path):
     runs = {8: "ours", 16: "another", 24: None, 32: "ours", 40: "ours"}
     for step, run_id in runs.items():
         record = {} if run_id is None else {"run_id": run_id}
-        write_shard(tmp_path, a_part(step, record=record), 0, 1)
+        write_shard(tmp_path, make_shard(step, record=record), 0, 1)
     torn = tmp_path / file_name(32)
     torn.write_bytes(torn.read_bytes()[:-300])
     prune_shards(tmp_path, 1, 0, 1, newest=40, run_ids=["ours"])
@@ -648,46 +675,47 @@ def test_only_parts_of_the_named_runs_are_removed(tmp_path):
 
 def test_unfinished_files_of_processes_that_write_stay(tmp_path):
     ends = [".unfinished", ".0a1b2c3d.tmp"]  # as 0.3 left them, and as they are now
-    held = [(n, of, end) for of in (2, 3) for n in (0, 1) for end in ends]
-    for n, of, end in held:
-        (tmp_path / f".{n}-of-{of}{end}").touch()
-    others = {".other", ".1-of-2.txt"}
-    for name in others:
+    for end in ends:
+        for processes in (2, 3):
+            for number in (0, 1):
+                (tmp_path / f".{number}-of-{processes}{end}").touch()
+    other_names = {".other", ".1-of-2.txt"}
+    for name in other_names:
         (tmp_path / name).touch()
     prune_shards(tmp_path, 3, 1, 2)
-    assert {*names(tmp_path)} == {*others, *(f".0-of-2{end}" for end in ends)}
+    assert {*names(tmp_path)} == {*other_names, *(f".0-of-2{end}" for end in ends)}
 
 
 def test_a_part_is_replaced_and_its_unfinished_file_with_it(tmp_path):
     for name in (".0-of-1.0a1b2c3d.tmp", ".1-of-2.0a1b2c3d.tmp"):
         tmp_path.joinpath(name).write_bytes(b"torn")
-    write_shard(tmp_path, a_part(8, 4), 0, 1)
-    write_shard(tmp_path, a_part(8, 6), 0, 1)
+    write_shard(tmp_path, make_shard(8, 4), 0, 1)
+    write_shard(tmp_path, make_shard(8, 6), 0, 1)
     assert load_workers(tmp_path, 8).workers == 6
     assert names(tmp_path) == [".1-of-2.0a1b2c3d.tmp", ShardName(8, 0, 1).file_name]
 
 
 def test_background_work_ends_before_the_next_begins_and_raises_when_waited_for():
-    done = []
+    calls = []
     background = Background()
 
     def slow():
         time.sleep(0.05)
-        done.append("first")
+        calls.append("first")
 
     def failing():
-        done.append("second")
+        calls.append("second")
         raise ValueError("no room")
 
     background.start(slow)
-    assert not done
+    assert not calls
     background.start(failing)
     with pytest.raises(ValueError, match="no room"):
         background.wait()
-    assert done == ["first", "second"]
+    assert calls == ["first", "second"]
     background.wait()  # an error is raised once
-    done.clear()
+    calls.clear()
     with pytest.raises(ZeroDivisionError), Background() as background:
         background.start(slow)  # an error of the run costs no checkpoint
         raise ZeroDivisionError
-    assert done == ["first"]
+    assert calls == ["first"]

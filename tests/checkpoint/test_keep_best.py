@@ -25,10 +25,12 @@ def test_the_best_evaluation_is_exported_and_its_checkpoint_kept(tmp_path):
     assert [*find_steps(tmp_path / "out" / "checkpoints")] == [16, 14, 12, step]
     # A run that ends there has that model.
     run(f"{WORDS} --steps {step} --export {alone}", tmp_path / "shorter")
-    found = export.load(path).params
+    exported = export.load(path).params
     expected = export.load(alone).params
-    for own, other in zip(found, expected, strict=True):
-        assert (own["w"] == other["w"]).all() and (own["b"] == other["b"]).all()
+    for layer, expected_layer in zip(exported, expected, strict=True):
+        assert (layer["w"] == expected_layer["w"]).all() and (
+            layer["b"] == expected_layer["b"]
+        ).all()
 
 
 @pytest.mark.slow
@@ -36,10 +38,10 @@ def test_no_model_is_written_of_an_evaluation_that_a_stop_makes(tmp_path):
     path = tmp_path / "best.safetensors"
     words = f"{WORDS} --steps 16 --keep best --export {path}"
     words = words.replace("--eval-every 2", "--eval-every 8")
-    first = run(words, tmp_path / "out", signal_before(2))
-    assert first.code == 75 and not path.exists()
-    assert first.summary["export"] is None
-    assert f"no model was written to {path}" in first.stderr
+    stopped_run = run(words, tmp_path / "out", signal_before(2))
+    assert stopped_run.code == 75 and not path.exists()
+    assert stopped_run.summary["export"] is None
+    assert f"no model was written to {path}" in stopped_run.stderr
 
 
 @pytest.mark.slow
@@ -59,7 +61,7 @@ def test_another_runs_model_is_not_taken_for_the_best(tmp_path, monkeypatch):
     words = f"{WORDS} --steps 4 --keep best --overwrite --export {path}"
     assert run(f"{words} --seed 1", tmp_path / "first").summary["export"] == str(path)
 
-    def full(*given):
+    def full(*arguments):
         raise OSError("No space left on device")
 
     monkeypatch.setattr(export, "save", full)
@@ -69,17 +71,17 @@ def test_another_runs_model_is_not_taken_for_the_best(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("figures", "at"),
+    ("figures", "best_index"),
     [
         ([(0.5, 1.0), (0.7, 2.0), (0.7, 0.5)], 1),
         ([(None, 1.0), (None, 0.5), (None, float("nan"))], 1),
         ([(None, None), (0.9, float("nan")), (0.9, None)], None),
     ],
 )
-def test_accuracy_decides_or_else_loss(figures, at):
+def test_accuracy_decides_or_else_loss(figures, best_index):
     evaluations = [
         Evaluation.from_json({"test_accuracy": accuracy, "test_loss": loss})
         for accuracy, loss in figures
     ]
     best = find_best(evaluations)
-    assert best is (None if at is None else evaluations[at])
+    assert best is (None if best_index is None else evaluations[best_index])

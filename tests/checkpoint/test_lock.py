@@ -33,8 +33,8 @@ STUDY = "--task support.tiny_tasks:drawing --workers 2 --steps 4 --algos bmuf --
 
 def assert_refused(stderr, out, pid):
     [line] = stderr.splitlines()
-    told = f"error: --out {out}: another command writes there (pid {pid} on "
-    assert line.removeprefix("process 0: ").startswith(told)
+    message = f"error: --out {out}: another command writes there (pid {pid} on "
+    assert line.removeprefix("process 0: ").startswith(message)
     assert line.endswith("): wait until it ends, or use another folder")
 
 
@@ -42,16 +42,16 @@ def assert_refused(stderr, out, pid):
 def test_processes_hold_a_folder_over_a_restart_and_to_the_end(tmp_path):
     out = tmp_path / "out"
     with commands(tmp_path) as start:
-        first = start(f"{LONG} --processes 2 --max-restarts 1")
+        command = start(f"{LONG} --processes 2 --max-restarts 1")
         until(lambda: find_steps(out / FOLDER), "a checkpoint")
-        second = start(f"{LONG} --processes 2 --resume").ended()
-        assert (second.code, second.stdout) == (2, "")
-        assert_refused(second.stderr, out, first.member(0))
-        os.kill(first.member(0), signal.SIGKILL)
-        first.wait_for("restart 1 of 1")
-        first.wait_for("resuming from the checkpoint of step")
-        first.kill(signal.SIGTERM)
-        assert first.ended().code == 75
+        refused = start(f"{LONG} --processes 2 --resume").ended()
+        assert (refused.code, refused.stdout) == (2, "")
+        assert_refused(refused.stderr, out, command.member(0))
+        os.kill(command.member(0), signal.SIGKILL)
+        command.wait_for("restart 1 of 1")
+        command.wait_for("resuming from the checkpoint of step")
+        command.kill(signal.SIGTERM)
+        assert command.ended().code == 75
     assert not (out / lock.NAME).exists()
 
 
@@ -64,10 +64,10 @@ def test_command_is_refused_before_it_touches_anything(main, words, tmp_path, ca
     out = tmp_path / "out"
     with lock.lock_folder(out):
         (out / "study.json").write_text("{}")
-        before = files(out)
+        old_files = files(out)
         assert main([*shlex.split(words), "--out", str(out)]) == 2
         assert_refused(capsys.readouterr().err, out, os.getpid())
-        assert files(out) == before
+        assert files(out) == old_files
 
 
 @pytest.mark.slow
@@ -77,8 +77,8 @@ def test_run_that_another_command_has_made_meanwhile_is_not_replaced(
     out = tmp_path / "out"
     make_run = one_run.make_run
 
-    def make_slowly(*arguments, **named):
-        made_run = make_run(*arguments, **named)
+    def make_slowly(*arguments, **options):
+        made_run = make_run(*arguments, **options)
         out.mkdir()
         (out / "summary.json").write_text("{}")
         return made_run
@@ -110,13 +110,13 @@ def test_two_commands_of_one_second_have_folders_of_their_own(tmp_path):
     words = [*PROGRAM, "--steps", "16", "--processes", "2"]
     environ = environment(PYTHONPATH=ROOT, JAX_NUM_CPU_DEVICES=1)
     time.sleep(1 - time.time() % 1)  # a second begins
-    both = [subprocess.Popen(words, cwd=tmp_path, env=environ) for _ in range(2)]
-    assert [process.wait(TIMEOUT) for process in both] == [0, 0]
+    processes = [subprocess.Popen(words, cwd=tmp_path, env=environ) for _ in range(2)]
+    assert [process.wait(TIMEOUT) for process in processes] == [0, 0]
     assert len(list(tmp_path.glob("runs/*/summary.json"))) == 2
 
 
 def test_folder_without_locks_is_used_with_a_line(tmp_path, monkeypatch, capsys):
-    def flock(descriptor, how):
+    def flock(descriptor, operation):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", flock)

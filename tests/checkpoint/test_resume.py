@@ -43,7 +43,7 @@ STOP = 8  # the look that stops a run after seven steps
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def uninterrupted(tmp_path_factory):
     """A run without interruption; not to be changed."""
     return run(BMUF, tmp_path_factory.mktemp("whole") / "out")
 
@@ -66,29 +66,29 @@ def out(stopped, tmp_path):
 # Algorithms
 
 
-def assert_goes_on(out, whole, step=7, command=BMUF):
+def assert_goes_on(out, uninterrupted, step=7, command=BMUF):
     """The run of a folder goes on from a step, and ends as one that was not stopped."""
     ended = run(f"{command} --resume", out)
     assert f"resuming from the checkpoint of step {step}\n" in ended.stderr
     assert ended.summary["resumed_at"][-1] == step
-    assert_same_end(ended, whole)
+    assert_same_end(ended, uninterrupted)
     return ended
 
 
-def assert_resumed_is_whole(command, tmp_path):
+def assert_resumed_is_uninterrupted(command, tmp_path):
     """A run that was stopped after seven steps ends as one that was not."""
-    left = run(command, tmp_path / "stopped", signal_before(STOP)).with_code(75)
-    assert_goes_on(left.out, run(command, tmp_path / "whole"), command=command)
+    stopped_run = run(command, tmp_path / "stopped", signal_before(STOP)).with_code(75)
+    assert_goes_on(stopped_run.out, run(command, tmp_path / "whole"), command=command)
 
 
-def by(name):
+def make_words(name):
     """The tiny run by an algorithm."""
     return f"{TINY} {format_flags(name, parameters(name))}"
 
 
 @pytest.mark.slow
 def test_resumed_run_of_an_algorithm_rich_in_state_is_the_uninterrupted_one(tmp_path):
-    assert_resumed_is_whole(by("scaffold"), tmp_path)
+    assert_resumed_is_uninterrupted(make_words("scaffold"), tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -105,16 +105,20 @@ def in_two(tmp_path_factory):
 @pytest.mark.slow
 def test_resumed_run_of_two_processes_is_the_uninterrupted_one(in_two, tmp_path):
     """By an algorithm that keeps a residual of each worker."""
-    command = by("topk_sgd")
+    command = make_words("topk_sgd")
     out = str(tmp_path / "out")
     works = Work(command, f"{out}-whole"), Work(command, out, STOP)
-    whole, left, ended = in_two((*works, Work(f"{command} --resume", out)))
-    assert left.code == 75, left.stderr
-    assert {x.name for x in (ended.out / FOLDER).iterdir()} == {
-        ShardName(step, number, 2).file_name for step in (7, 9, 11) for number in (0, 1)
-    }
+    uninterrupted, stopped_run, ended = in_two(
+        (*works, Work(f"{command} --resume", out))
+    )
+    assert stopped_run.code == 75, stopped_run.stderr
+    expected_names = set()
+    for step in (7, 9, 11):
+        expected_names.add(ShardName(step, 0, 2).file_name)
+        expected_names.add(ShardName(step, 1, 2).file_name)
+    assert {path.name for path in (ended.out / FOLDER).iterdir()} == expected_names
     assert "resuming from the checkpoint of step 7" in ended.stderr
-    assert_same_end(ended, whole)
+    assert_same_end(ended, uninterrupted)
 
 
 # What else a run may carry along
@@ -125,7 +129,7 @@ def test_resumed_run_with_more_to_carry_is_the_uninterrupted_one(tmp_path):
     """A synchronous start, averaged moments, a schedule, and labels of its own."""
     command = f"{BMUF} --sync-until 5 --opt-state-at-sync average --accumulate 2 "
     command += "--partition label --displacements --schedule cosine --warmup-steps 3"
-    assert_resumed_is_whole(command, tmp_path)
+    assert_resumed_is_uninterrupted(command, tmp_path)
 
 
 @pytest.mark.slow
@@ -146,7 +150,7 @@ def test_resumed_run_with_sharded_tables_is_the_uninterrupted_one(tmp_path):
     )
     command += " --order 3 --width 4 --tables sharded --negatives 4 --workers 2"
     command += " --algo bmuf --period 4 --steps 9 --eval-every 4 --checkpoint-every 6"
-    assert_resumed_is_whole(f"{command} --dispatch-steps 1", tmp_path)
+    assert_resumed_is_uninterrupted(f"{command} --dispatch-steps 1", tmp_path)
 
 
 # Other devices and processes
@@ -155,14 +159,14 @@ def test_resumed_run_with_sharded_tables_is_the_uninterrupted_one(tmp_path):
 @pytest.mark.slow
 def test_run_goes_on_with_other_numbers_of_devices(tmp_path):
     command = f"{BMUF} --workers 6 --batch-size 24"
-    whole = run(f"{command} --devices 0", tmp_path / "whole")
+    uninterrupted = run(f"{command} --devices 0", tmp_path / "whole")
     out = tmp_path / "out"
     assert run(f"{command} --backend vmap", out, signal_before(5)).code == 75
     run(f"{command} --devices 0,1 --resume", out, signal_before(4)).with_code(75)
     three = run(f"{command} --backend shard_map --resume", out).with_code(0)
     assert three.summary["resumed_at"] == [4, 7]
     assert three.summary["devices"] == 3
-    assert_near(three, whole, "bytes_per_worker")
+    assert_near(three, uninterrupted, "bytes_per_worker")
 
 
 @pytest.mark.long
@@ -178,14 +182,14 @@ def test_processes_take_over_from_each_other(in_two, tmp_path):
     assert_near(ended, run(alone, tmp_path / "whole"), "bytes_per_worker")
 
 
-def assert_refused(out, command, told, code=2):
+def assert_refused(out, command, message, code=2):
     """The command ends with a line that begins so, and leaves all as it was."""
-    before = files(out.parent)
+    old_files = files(out.parent)
     ended = run(command, out)
     assert ended.code == code
     [line] = ended.stderr.splitlines()
-    assert line.startswith(f"error: {told}"), line
-    assert files(out.parent) == before
+    assert line.startswith(f"error: {message}"), line
+    assert files(out.parent) == old_files
 
 
 # Other numbers of workers
@@ -208,28 +212,30 @@ def test_schedule_and_bytes_go_on_with_new_workers(tmp_path):
     schedule = "--optimizer sgd --momentum 0.9 --schedule cosine --warmup-steps 3"
     command = f"{BMUF} {schedule}"
     out = tmp_path / "out"
-    (*_, last) = run(command, out, signal_before(STOP)).lines
-    whole = run(f"{command} --workers 4", tmp_path / "whole")
+    (*_, last_line) = run(command, out, signal_before(STOP)).lines
+    uninterrupted = run(f"{command} --workers 4", tmp_path / "whole")
     ended = run(f"{command} --workers 4 --resume-center", out).with_code(0)
     counts = {k: x for k, x in load_newest(ended).own.items() if k.endswith("count")}
     assert len(counts) == 1
     assert all((x == 11).all() for x in counts.values())
-    sent = {x["step"]: x["bytes_per_worker"] for x in whole.lines}
-    assert last["bytes_per_worker"] > 0
-    since = sent[8] - sent[4]  # what is sent in the sync after step 8
-    found = {x["step"]: x["bytes_per_worker"] for x in ended.lines}
-    assert found[8] == last["bytes_per_worker"] + since
-    assert found[11] == ended.summary["bytes_per_worker"] == found[8]
+    expected_bytes = {x["step"]: x["bytes_per_worker"] for x in uninterrupted.lines}
+    assert last_line["bytes_per_worker"] > 0
+    since = (
+        expected_bytes[8] - expected_bytes[4]
+    )  # what is sent in the sync after step 8
+    bytes_by_step = {x["step"]: x["bytes_per_worker"] for x in ended.lines}
+    assert bytes_by_step[8] == last_line["bytes_per_worker"] + since
+    assert bytes_by_step[11] == ended.summary["bytes_per_worker"] == bytes_by_step[8]
 
 
 @pytest.mark.long
 def test_new_workers_go_on_after_another_stop(stopped, out, tmp_path):
     copy = shutil.copytree(out, tmp_path / "copy")
     four = f"{BMUF} --workers 4"
-    whole = run(f"{four} --resume-center", copy)
-    assert run_id(whole) != run_id(stopped)  # it is another run
+    uninterrupted = run(f"{four} --resume-center", copy)
+    assert run_id(uninterrupted) != run_id(stopped)  # it is another run
     assert run(f"{four} --resume-center", out, signal_before(3)).code == 75
-    assert assert_goes_on(out, whole, 9, four).summary["resumed_at"] == [7, 9]
+    assert assert_goes_on(out, uninterrupted, 9, four).summary["resumed_at"] == [7, 9]
 
 
 # Nothing to go on from
@@ -237,95 +243,105 @@ def test_new_workers_go_on_after_another_stop(stopped, out, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("export", tiers([False, True], [False]))
-def test_a_finished_run_without_checkpoints_says_so_and_stays(export, whole, tmp_path):
-    out = shutil.copytree(whole.out, tmp_path / "out")
+def test_a_finished_run_without_checkpoints_says_so_and_stays(
+    export, uninterrupted, tmp_path
+):
+    out = shutil.copytree(uninterrupted.out, tmp_path / "out")
     shutil.rmtree(out / FOLDER)
-    before = files(out)
+    old_files = files(out)
     model = tmp_path / "m.safetensors"
     ended = run(f"{BMUF} --resume" + f" --export {model}" * export, out)
     assert ended.code == export
-    told, *others = ended.stderr.splitlines()
+    finished_line, *export_lines = ended.stderr.splitlines()
     assert (
-        told == f"the run in {out} is finished, and has no checkpoint: its files stay"
+        finished_line
+        == f"the run in {out} is finished, and has no checkpoint: its files stay"
     )
     missing = f"no model was written to {model}: no checkpoint holds it"
-    assert others == [missing] * export
-    assert "test loss" in ended.stdout and files(out) == before
+    assert export_lines == [missing] * export
+    assert "test loss" in ended.stdout and files(out) == old_files
     with pytest.raises(BadRequest, match="is finished, and has no checkpoint"):
         train(parse([*BMUF.split(), "--resume", "--out", str(out)]))
 
 
-def assert_none_serves(out, code, advice, of=1, command=BMUF):
+def assert_none_serves(out, code, advice, processes=1, command=BMUF):
     """--resume is refused, each checkpoint is named, and all is as it was."""
-    before = files(out)
+    old_files = files(out)
     ended = run(f"{command} --resume", out)
     assert ended.code == code, ended.stderr
-    *told, last = ended.stderr.splitlines()
-    named = [ShardName(step, of - 1, of).file_name for step in find_steps(out / FOLDER)]
-    for line, name in zip(told, named, strict=True):
+    *checkpoint_lines, error = ended.stderr.splitlines()
+    checkpoints = [
+        ShardName(step, processes - 1, processes).file_name
+        for step in find_steps(out / FOLDER)
+    ]
+    for line, name in zip(checkpoint_lines, checkpoints, strict=True):
         assert " cannot be used: " in line and name in line
-    assert last.startswith(f"error: --resume: no checkpoint in {out / FOLDER} can be ")
-    assert named[0] in last and last.endswith(f"; no file was removed: {advice}")
-    assert files(out) == before
+    assert error.startswith(f"error: --resume: no checkpoint in {out / FOLDER} can be ")
+    assert checkpoints[0] in error and error.endswith(
+        f"; no file was removed: {advice}"
+    )
+    assert files(out) == old_files
 
 
 ANEW = "--overwrite starts anew"
 
 
 @pytest.mark.slow
-def test_where_all_checkpoints_are_damaged_none_is_removed(out, whole):
+def test_where_all_checkpoints_are_damaged_none_is_removed(out, uninterrupted):
     for path in (out / FOLDER).iterdir():
         path.write_bytes(path.read_bytes()[:-1])
     assert_none_serves(out, 2, ANEW)
     ended = run(f"{BMUF} --overwrite", out)
     assert find_steps(out / FOLDER) == [11, 9, 6]
-    assert_same_end(ended, whole)
+    assert_same_end(ended, uninterrupted)
 
 
 @pytest.mark.slow
-def test_checkpoints_that_cannot_be_read_now_are_left_for_later(out, whole, tmp_path):
+def test_checkpoints_that_cannot_be_read_now_are_left_for_later(
+    out, uninterrupted, tmp_path
+):
     """As links into a file system that is not mounted."""
-    there = tmp_path / "mounted"
+    mounted = tmp_path / "mounted"
     away = tmp_path / "away"
-    shutil.move(out / FOLDER, there)
+    shutil.move(out / FOLDER, mounted)
     (out / FOLDER).mkdir()
-    for path in there.iterdir():
+    for path in mounted.iterdir():
         (out / FOLDER / path.name).symlink_to(path)
-    there.rename(away)
+    mounted.rename(away)
     assert_none_serves(out, 75, "run the same command again")
-    away.rename(there)
-    assert_goes_on(out, whole)
+    away.rename(mounted)
+    assert_goes_on(out, uninterrupted)
 
 
-def test_one_link_to_itself_hides_no_other_checkpoint(out, whole):
+def test_one_link_to_itself_hides_no_other_checkpoint(out, uninterrupted):
     loop = out / FOLDER / ShardName(9, 0, 1).file_name
     loop.symlink_to(loop.name)
     ended = run(f"{BMUF} --resume", out)
     assert f"{loop.name}'" in ended.stderr and "symbolic links" in ended.stderr
     assert "resuming from the checkpoint of step 7\n" in ended.stderr
-    assert_same_end(ended, whole)
+    assert_same_end(ended, uninterrupted)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["pipe", "device"])
-def test_a_checkpoint_that_is_no_file_hides_no_other(end, out, whole):
+def test_a_checkpoint_that_is_no_file_hides_no_other(end, out, uninterrupted):
     path = out / FOLDER / ShardName(9, 0, 1).file_name
     if end == "pipe":
         os.mkfifo(path)
     else:
         path.symlink_to("/dev/zero")
-    assert_goes_on(out, whole)
+    assert_goes_on(out, uninterrupted)
 
 
 def test_checkpoints_behind_a_link_are_not_overwritten(out, tmp_path):
-    there = tmp_path / "there"
-    shutil.move(out / FOLDER, there)
-    (out / FOLDER).symlink_to(there)
-    before = files(there)
+    elsewhere = tmp_path / "there"
+    shutil.move(out / FOLDER, elsewhere)
+    (out / FOLDER).symlink_to(elsewhere)
+    old_files = files(elsewhere)
     ended = run(f"{BMUF} --overwrite", out)
     assert ended.code == 2
     assert f"the link {out / FOLDER} leads: remove the link" in ended.stderr
-    assert files(there) == before
+    assert files(elsewhere) == old_files
 
 
 def only_half(source, out, step):
@@ -338,17 +354,17 @@ def only_half(source, out, step):
 @pytest.mark.slow
 def test_checkpoint_of_which_a_part_was_lost_is_not_given_up(stopped, out):
     only_half(stopped, out, 7)
-    assert_none_serves(out, 2, ANEW, of=2)
+    assert_none_serves(out, 2, ANEW, processes=2)
 
 
 @pytest.mark.slow
-def test_run_that_was_killed_in_its_first_save_begins_anew(stopped, out, whole):
+def test_run_that_was_killed_in_its_first_save_begins_anew(stopped, out, uninterrupted):
     only_half(stopped, out, 3)
     ended = run(f"{BMUF} --resume", out)
     assert ended.stderr.splitlines()[1].startswith(f"no checkpoint in {out}: the run ")
     assert (out / FOLDER / ShardName(3, 0, 2).file_name).exists()
     assert ended.summary["resumed_at"] == []
-    assert_same_end(ended, whole)
+    assert_same_end(ended, uninterrupted)
 
 
 @pytest.mark.long
@@ -358,11 +374,11 @@ def test_processes_of_which_one_can_use_no_checkpoint_all_refuse(
     out = shutil.copytree(of_two_parts.out, tmp_path / "out")
     for path in (out / FOLDER).glob("*.1-of-2.npz"):
         flipped(path)
-    before = files(out)
+    old_files = files(out)
     (ended,) = in_two((Work(f"{BMUF} --resume", str(out)),))
     assert ended.code == 2  # of both
     assert ended.stderr.endswith(f"; no file was removed: {ANEW}\n")
-    assert files(out) == before
+    assert files(out) == old_files
 
 
 @pytest.mark.slow
@@ -373,30 +389,34 @@ def test_checkpoints_alone_are_a_run_that_is_not_replaced(out):
 
 
 @pytest.mark.slow
-def test_checkpoints_of_another_run_stay(out, whole):
+def test_checkpoints_of_another_run_stay(out, uninterrupted):
     write_shard(
-        out / FOLDER, load_workers(whole.out / FOLDER, 9)._replace(step=1), 0, 1
+        out / FOLDER, load_workers(uninterrupted.out / FOLDER, 9)._replace(step=1), 0, 1
     )
     ended = run(f"{BMUF} --resume", out)
     assert find_steps(ended.out / FOLDER) == [11, 9, 7, 1]
     assert (out / FOLDER / ShardName(1, 0, 1).file_name).exists()
-    assert_same_end(ended, whole)
+    assert_same_end(ended, uninterrupted)
 
 
 @pytest.mark.slow
-def test_record_that_is_not_as_written_is_told_and_the_one_before_serves(out, whole):
+def test_record_that_is_not_as_written_is_told_and_the_one_before_serves(
+    out, uninterrupted
+):
     part = load_workers(out / FOLDER, 7)
     part.record["progress"].update(new=1)
     path = write_shard(out / FOLDER, part, 0, 1)
-    first = assert_goes_on(out, whole, 6).stderr.splitlines()[0]
-    assert first.startswith(f"the checkpoint of step 7 cannot be used: {path.name} is ")
-    assert first.endswith("got an unexpected keyword argument 'new'")
+    first_line = assert_goes_on(out, uninterrupted, 6).stderr.splitlines()[0]
+    assert first_line.startswith(
+        f"the checkpoint of step 7 cannot be used: {path.name} is "
+    )
+    assert first_line.endswith("got an unexpected keyword argument 'new'")
 
 
 def test_without_a_checkpoint_another_run_is_not_replaced(out):
     shutil.rmtree(out / FOLDER)
-    told = "--resume: the run was made with --period 4, not 2"
-    assert_refused(out, f"{BMUF} --period 2 --resume", told)
+    message = "--resume: the run was made with --period 4, not 2"
+    assert_refused(out, f"{BMUF} --period 2 --resume", message)
 
 
 # Another run than before
@@ -420,56 +440,60 @@ def test_flags_of_another_run_are_refused_and_nothing_touched(flags, out):
 
 
 @pytest.mark.slow
-def test_settings_on_which_no_number_depends_may_differ(out, stopped, whole):
+def test_settings_on_which_no_number_depends_may_differ(out, stopped, uninterrupted):
     ended = run(f"{BMUF} --checkpoint-every 11 --eval-every 4 --resume", out)
     assert find_steps(out / FOLDER) == [11, 7, 6]
-    assert_same_end(ended, whole)
-    assert run_id(ended) == run_id(stopped) != run_id(whole)
+    assert_same_end(ended, uninterrupted)
+    assert run_id(ended) == run_id(stopped) != run_id(uninterrupted)
 
 
 @pytest.mark.slow
 def test_longer_run_goes_on_where_the_rate_is_constant(tmp_path):
     short = run(f"{BMUF} --steps 8", tmp_path / "out").with_code(0)
-    whole = run(f"{BMUF} --steps 12", tmp_path / "whole")
-    assert_goes_on(short.out, whole, 8, f"{BMUF} --steps 12")
+    uninterrupted = run(f"{BMUF} --steps 12", tmp_path / "whole")
+    assert_goes_on(short.out, uninterrupted, 8, f"{BMUF} --steps 12")
 
 
 # Ends, and what they leave
 
 
-def test_finished_run_that_is_resumed_says_the_same(whole, tmp_path):
-    ended = assert_goes_on(shutil.copytree(whole.out, tmp_path / "out"), whole, 11)
-    assert ended.lines == whole.lines
+def test_finished_run_that_is_resumed_says_the_same(uninterrupted, tmp_path):
+    ended = assert_goes_on(
+        shutil.copytree(uninterrupted.out, tmp_path / "out"), uninterrupted, 11
+    )
+    assert ended.lines == uninterrupted.lines
     new = ended.summary
-    old = whole.summary
+    old = uninterrupted.summary
     assert (new["resumed_at"], old["resumed_at"]) == ([11], [])
     assert new["total_seconds"] >= old["total_seconds"]
     # Nothing was compiled.
-    others = ("resumed_at", "total_seconds", "temp_bytes", "sha256")
+    changing_keys = ("resumed_at", "total_seconds", "temp_bytes", "sha256")
     assert new.keys() == old.keys()
-    assert all(new[name] == old[name] for name in old if name not in others)
+    assert all(new[name] == old[name] for name in old if name not in changing_keys)
 
 
 @pytest.mark.slow
-def test_signal_saves_though_no_checkpoint_was_asked(whole, tmp_path):
+def test_signal_saves_though_no_checkpoint_was_asked(uninterrupted, tmp_path):
     command = BMUF.replace("--checkpoint-every 3", "")
-    left = run(command, tmp_path / "out", signal_before(STOP))
-    assert left.code == 75
-    assert find_steps(left.out / FOLDER) == [7]
-    assert "stopped after step 7 of 11: --resume continues" in left.stderr
-    assert left.summary["stopped"] is True
-    assert_goes_on(left.out, whole, command=f"{command} --checkpoint-every 11")
+    stopped_run = run(command, tmp_path / "out", signal_before(STOP))
+    assert stopped_run.code == 75
+    assert find_steps(stopped_run.out / FOLDER) == [7]
+    assert "stopped after step 7 of 11: --resume continues" in stopped_run.stderr
+    assert stopped_run.summary["stopped"] is True
+    assert_goes_on(
+        stopped_run.out, uninterrupted, command=f"{command} --checkpoint-every 11"
+    )
 
 
 @pytest.mark.slow
-def test_crash_costs_what_came_after_the_last_checkpoint(whole, tmp_path):
+def test_crash_costs_what_came_after_the_last_checkpoint(uninterrupted, tmp_path):
     out = tmp_path / "out"
     with pytest.raises(Crash):
         run(BMUF, out, crash_before(6))
     assert not (out / "summary.json").exists()
     lines = (out / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(x)["step"] for x in lines] == [4]
-    assert_goes_on(out, whole, 3)
+    assert_goes_on(out, uninterrupted, 3)
 
 
 BROKEN = {
@@ -484,12 +508,12 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("kind", tiers(BROKEN, ["metrics-torn"]))
-def test_broken_files_are_made_good(kind, whole, tmp_path):
+def test_broken_files_are_made_good(kind, uninterrupted, tmp_path):
     """The run is done: with nothing to train, this is quick."""
-    out = shutil.copytree(whole.out, tmp_path / "out")
+    out = shutil.copytree(uninterrupted.out, tmp_path / "out")
     BROKEN[kind](out)
-    ended = assert_goes_on(out, whole, 11)
-    assert ended.lines == whole.lines
+    ended = assert_goes_on(out, uninterrupted, 11)
+    assert ended.lines == uninterrupted.lines
     assert ended.config["settings"]["resume"] is True
 
 
@@ -514,7 +538,7 @@ def split(source, folder, number, step=7):
 
 @pytest.mark.long
 def test_processes_that_read_parts_of_two_runs_notice(
-    stopped, whole, in_two, out, tmp_path
+    stopped, uninterrupted, in_two, out, tmp_path
 ):
     """Each one reads its own part alone."""
     other = run(BMUF, tmp_path / "again", signal_before(STOP))
@@ -522,10 +546,12 @@ def test_processes_that_read_parts_of_two_runs_notice(
     for number, source in enumerate((stopped, other)):
         split(source, out / FOLDER, number)
     (ended,) = in_two((Work(f"{BMUF} --resume", str(out)),))
-    told = "the checkpoint of step 7 cannot be used: "
-    assert f"{told}its shard files are of different runs" in ended.stderr.splitlines()
+    message = "the checkpoint of step 7 cannot be used: "
+    assert (
+        f"{message}its shard files are of different runs" in ended.stderr.splitlines()
+    )
     assert ended.summary["resumed_at"] == [6]
-    assert_same_end(ended, whole)
+    assert_same_end(ended, uninterrupted)
 
 
 def run_id(ended):
@@ -534,16 +560,16 @@ def run_id(ended):
 
 
 @pytest.mark.slow
-def test_checkpoint_of_before_ids_and_flags_serves(whole, out):
+def test_checkpoint_of_before_ids_and_flags_serves(uninterrupted, out):
     for step in find_steps(out / FOLDER):
         part = load_workers(out / FOLDER, step)
         del part.record["run_id"], part.record["settings"]["nesterov"]
         for name in ("run_id", "saved"):
             del part.record["progress"][name]
         write_shard(out / FOLDER, part, 0, 1)
-    told = "--resume: the run was made with --nesterov False, not True"
-    assert_refused(out, f"{BMUF} --nesterov --resume", told)
-    assert run_id(assert_goes_on(out, whole))
+    message = "--resume: the run was made with --nesterov False, not True"
+    assert_refused(out, f"{BMUF} --nesterov --resume", message)
+    assert run_id(assert_goes_on(out, uninterrupted))
 
 
 # Damage
@@ -565,7 +591,7 @@ def flipped(path):
 
 
 @pytest.mark.parametrize(
-    "damage, number, of",
+    "damage, number, processes",
     [
         (flipped, 0, 1),
         pytest.param(flipped, 1, 2, marks=pytest.mark.slow),
@@ -573,14 +599,16 @@ def flipped(path):
     ],
 )
 def test_damage_is_told_and_the_checkpoint_before_serves(
-    damage, number, of, whole, request, tmp_path
+    damage, number, processes, uninterrupted, request, tmp_path
 ):
-    left = request.getfixturevalue("stopped" if of == 1 else "of_two_parts")
-    out = shutil.copytree(left.out, tmp_path / "out")
-    name = ShardName(7, number, of).file_name
+    stopped_run = request.getfixturevalue(
+        "stopped" if processes == 1 else "of_two_parts"
+    )
+    out = shutil.copytree(stopped_run.out, tmp_path / "out")
+    name = ShardName(7, number, processes).file_name
     damage(out / FOLDER / name)
-    kept = {x: data for x, data in files(out / FOLDER).items() if x == name}
-    ended = assert_goes_on(out, whole, 6)
-    assert kept.items() <= files(out / FOLDER).items()
-    first = ended.stderr.splitlines()[0]
-    assert first.startswith(f"the checkpoint of step 7 cannot be used: {name} is ")
+    damaged_file = {x: data for x, data in files(out / FOLDER).items() if x == name}
+    ended = assert_goes_on(out, uninterrupted, 6)
+    assert damaged_file.items() <= files(out / FOLDER).items()
+    first_line = ended.stderr.splitlines()[0]
+    assert first_line.startswith(f"the checkpoint of step 7 cannot be used: {name} is ")

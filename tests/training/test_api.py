@@ -1,5 +1,6 @@
 """Runs and comparisons from Python: `experiments.train` and `experiments.compare`."""
 
+import itertools
 import json
 import logging
 import os
@@ -75,7 +76,7 @@ def test_a_run_with_a_folder_leaves_the_commands_files_and_goes_on(command, tmp_
 
 
 @pytest.mark.parametrize(
-    ("changes", "given", "message"),
+    ("changes", "objects", "message"),
     [
         ({"resume": True}, {}, "set out"),
         ({"export": Path("model.safetensors")}, {}, "set out"),
@@ -86,9 +87,9 @@ def test_a_run_with_a_folder_leaves_the_commands_files_and_goes_on(command, tmp_
         ({}, {"task": "digits"}, "Task"),
     ],
 )
-def test_what_a_call_cannot_make_is_refused_in_a_line(changes, given, message):
+def test_what_a_call_cannot_make_is_refused_in_a_line(changes, objects, message):
     with pytest.raises(BadRequest, match=message):
-        train(replace(TINY, **changes), **given)
+        train(replace(TINY, **changes), **objects)
 
 
 # What stands in the way of an output from the first evaluation on, and its flags.
@@ -102,7 +103,7 @@ IN_THE_WAY = {
     "tracker": ("--track tensorboard", "{0}/tensorboard"),
 }
 DOORS = tiers(
-    [f"{output}-{door}" for output in IN_THE_WAY for door in ("run", "train")],
+    ["-".join(pair) for pair in itertools.product(IN_THE_WAY, ("run", "train"))],
     ("export-train",),
     tuple(f"{output}-run" for output in IN_THE_WAY),
 )
@@ -130,17 +131,17 @@ def test_an_output_that_cannot_be_written_is_no_success(case, tmp_path):
     block = (lambda *_: None) if output == "tracker" else block
     if door == "run":
         ended = run(words, out, block).with_code(1)
-        told = ended.stderr
+        message = ended.stderr
         steps = re.search(r": (\d+) steps", ended.stdout)
         assert steps and steps[1] == "24"
     else:
         with pytest.raises(Unwritten) as raised:
             train(parse([*words.split(), "--out", str(out)]), on_evaluation=block)
-        told = str(raised.value)
+        message = str(raised.value)
         assert raised.value.result.summary["steps"] == 24
     assert {"tracker": "--track", "checkpoint": "no checkpoint"}.get(
         output, str(out)
-    ) in told
+    ) in message
 
 
 SHORT = {"workers": 2, "steps": 8, "lr": 0.1, "measure": "test_loss"}
@@ -152,9 +153,8 @@ def test_a_comparison_has_the_commands_table_and_page(tmp_path):
     algos = {"all": "sync_sgd", "rounds": "bmuf --period 4"}
     study = compare(algos, seeds=2, flags=flags)
     assert [row["algorithm"] for row in study.rows] == ["all", "rounds"]
-    assert {(x["label"], x["seed"]) for x in study.runs} == {
-        (label, seed) for label in algos for seed in (0, 1)
-    }
+    run_keys = {(run["label"], run["seed"]) for run in study.runs}
+    assert run_keys == {("all", 0), ("all", 1), ("rounds", 0), ("rounds", 1)}
     assert "rounds" in study.report(tmp_path / "page").read_text()
     assert len(study.frame()) == 2
     # No run is made again.
@@ -240,8 +240,8 @@ def call_overlapping(ends_first: str) -> None:
 
 def call_compare(folder: Path, **flags: object) -> None:
     """Compares, with further flags."""
-    given = SHORT | {"task": "digits", "out": folder / "study"} | flags
-    assert len(compare("sync_sgd", seeds=1, flags=given).runs) == 1
+    all_flags = SHORT | {"task": "digits", "out": folder / "study"} | flags
+    assert len(compare("sync_sgd", seeds=1, flags=all_flags).runs) == 1
 
 
 def call_in_vain(folder: Path) -> None:
@@ -279,10 +279,10 @@ CALLS = {
 def test_a_call_leaves_the_process_as_it_was(name, fresh_cache, tmp_path, monkeypatch):
     monkeypatch.setattr("experiments.study.study.ANSWER", 1.0)
     pytest.importorskip("distributed")  # its import sets the levels of its loggers
-    before = process()
+    old_process = process()
     CALLS[name](tmp_path)
     for part, value in process().items():
-        assert value == before[part], part
+        assert value == old_process[part], part
 
 
 @pytest.mark.slow
@@ -353,10 +353,9 @@ def test_a_factory_of_a_program_is_tuned_by_its_own_numbers(tmp_path):
     algos = {"mine": average, "bmuf": "bmuf --period 4 --block-momentum 0.2"}
     study = compare(algos, seeds=1, tune={"weight": "0.2,0.4"}, flags=flags)
     assert {x["weight"] for x in study.runs if x["label"] == "mine"} == {0.2, 0.4}
-    [mine], [bmuf] = (
-        [x for x in study.runs if x["label"] == label and x["reported"]]
-        for label in algos
-    )
+    reported_runs = {run["label"]: run for run in study.runs if run["reported"]}
+    mine = reported_runs["mine"]
+    bmuf = reported_runs["bmuf"]
     if mine["weight"] == 0.2:
         assert mine["test_loss"] == bmuf["test_loss"]
 
@@ -368,10 +367,12 @@ def test_jobs_run_objects_that_other_processes_can_import(tmp_path):
     by_jobs = compare(
         {"mine": syncalgos.bmuf(4)}, seeds=2, flags=flags | {"out": tmp_path / "a"}
     )
-    here = compare(
+    in_process = compare(
         "mine=bmuf --period 4", seeds=2, flags=flags | {"out": tmp_path / "b"}
     )
-    assert [x["test_loss"] for x in by_jobs.runs] == [x["test_loss"] for x in here.runs]
+    assert [x["test_loss"] for x in by_jobs.runs] == [
+        x["test_loss"] for x in in_process.runs
+    ]
 
 
 def test_what_a_comparison_cannot_take_is_refused_in_a_line():

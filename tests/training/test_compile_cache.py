@@ -27,7 +27,7 @@ asked, hits, misses = (
 )
 print(json.dumps([asked, hits, misses, float(y).hex()]))
 """
-OWN: dict = dict.fromkeys(SHARED)  # as a user has it, who says nothing
+USER_ENVIRONMENT: dict = dict.fromkeys(SHARED)  # as a user has it, who says nothing
 
 
 def probed(**variables):
@@ -55,21 +55,21 @@ def unnamed(monkeypatch, tmp_path):
     monkeypatch.delenv(FOLDER.upper(), raising=False)
     monkeypatch.delenv(SHORTEST.upper(), raising=False)
     settings = ENABLED, FOLDER, LARGEST, SHORTEST
-    before = {name: getattr(jax.config, name) for name in settings}
+    old_settings = {name: getattr(jax.config, name) for name in settings}
     jax.config.update(ENABLED, True)
     jax.config.update(FOLDER, None)
     jax.config.update(SHORTEST, 1.0)
     yield monkeypatch
-    for name, value in before.items():
+    for name, value in old_settings.items():
         jax.config.update(name, value)
 
 
 @pytest.mark.slow
 def test_second_process_finds_every_program(tmp_path):
-    variables = {**OWN, "XDG_CACHE_HOME": tmp_path}
-    asked, hits, misses, result = probed(**variables)
-    assert asked == misses == len(entries(tmp_path)) > hits == 0
-    assert probed(**variables) == [asked, asked, 0, result]
+    variables = {**USER_ENVIRONMENT, "XDG_CACHE_HOME": tmp_path}
+    requests, hits, misses, result = probed(**variables)
+    assert requests == misses == len(entries(tmp_path)) > hits == 0
+    assert probed(**variables) == [requests, requests, 0, result]
 
 
 def test_entry_that_a_kill_has_cut_short_is_removed(unnamed, tmp_path):
@@ -117,7 +117,11 @@ def test_cache_that_is_switched_off_stays_off(unnamed, tmp_path):
 @pytest.mark.slow
 def test_runs_from_the_cache_are_the_same_bit_for_bit(tmp_path):
     def run(name, **variables):
-        variables = {**OWN, "XDG_CACHE_HOME": tmp_path / "cache", **variables}
+        variables = {
+            **USER_ENVIRONMENT,
+            "XDG_CACHE_HOME": tmp_path / "cache",
+            **variables,
+        }
         return execute(BASE, tmp_path / name, **variables)
 
     runs = [run("cold"), run("warm"), run("off", **{CACHE: "false"})]

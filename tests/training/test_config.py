@@ -72,9 +72,9 @@ def run():
     ],
 )
 def test_a_value_of_python_is_that_of_the_flag(name, value, meant):
-    found = getattr(RunConfig(**{name: value}), name)
-    assert found == meant
-    json.dumps(files.plain(found))  # which no number of NumPy is for
+    field_value = getattr(RunConfig(**{name: value}), name)
+    assert field_value == meant
+    json.dumps(files.plain(field_value))  # which no number of NumPy is for
 
 
 @pytest.mark.parametrize(
@@ -96,8 +96,8 @@ def test_a_field_is_a_flag(name):
     config = parsed(name)
     default = parse([])
     assert getattr(config, name) != getattr(default, name)
-    others = [x for x in SETTINGS if x != name]
-    assert all(getattr(config, x) == getattr(default, x) for x in others)
+    other_settings = [x for x in SETTINGS if x != name]
+    assert all(getattr(config, x) == getattr(default, x) for x in other_settings)
     # Processes must agree on it, unless each may have its own.
     agreed = config.values("run", "start")
     assert (name in agreed) == (SETTINGS[name].scope != "process")
@@ -151,14 +151,23 @@ def test_a_run_of_an_earlier_version_goes_on_unless_its_numbers_differ(
     run, written, tmp_path
 ):
     del written["sha256"]  # 0.3 wrote none
-    gone = {"scheduler": "tcp://host:8786", "sync_memory": "pinned_host", "ema": None}
-    gone |= {"feed": "device", "lanes": 4, "keep_checkpoints": 3, "sync_at_end": False}
-    settings = written["settings"] | gone
+    former_settings = {
+        "scheduler": "tcp://host:8786",
+        "sync_memory": "pinned_host",
+        "ema": None,
+    }
+    former_settings |= {
+        "feed": "device",
+        "lanes": 4,
+        "keep_checkpoints": 3,
+        "sync_at_end": False,
+    }
+    settings = written["settings"] | former_settings
     (tmp_path / "config.json").write_text(json.dumps({**written, "settings": settings}))
     check_config(tmp_path, run.config)
     arguments = written["arguments"] | {"switch": 3}  # of 0.2
-    before = {**written, "arguments": arguments}
-    (tmp_path / "config.json").write_text(json.dumps(before))
+    former_record = {**written, "arguments": arguments}
+    (tmp_path / "config.json").write_text(json.dumps(former_record))
     with pytest.raises(BadRequest, match="was made with --switch 3, not None"):
         check_config(tmp_path, run.config)
 
@@ -176,10 +185,10 @@ def test_a_config_cannot_be_changed_nor_have_impossible_fields():
 @pytest.mark.parametrize("word", trackers.INSTEAD)
 def test_a_tracker_that_is_gone_is_answered_with_what_to_use_now(word):
     """From Python, too."""
-    told = re.escape(f"unknown --track {word!r}: {trackers.INSTEAD[word]}")
-    with pytest.raises(BadRequest, match=told):
+    message = re.escape(f"unknown --track {word!r}: {trackers.INSTEAD[word]}")
+    with pytest.raises(BadRequest, match=message):
         parse(["--track", word])
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         RunConfig(track=(word,))
 
 

@@ -24,7 +24,15 @@ pytestmark = pytest.mark.usefixtures("float64")
 WORKERS = 4
 STEPS = 14
 RATE = 0.5
-AT = (2, 4, 6, 8, 10, 12, 14)  # evaluations: at rounds' ends and within rounds
+EVALUATION_STEPS = (
+    2,
+    4,
+    6,
+    8,
+    10,
+    12,
+    14,
+)  # evaluations: at rounds' ends and within rounds
 ROUNDING = 1e-6  # of what is kept, which is float32
 PARAMS = {"x": np.ones(3)}
 ROWS = np.random.default_rng(0).normal(size=(STEPS, WORKERS, 3))
@@ -35,21 +43,28 @@ def drift(params, rows):
     return jnp.sum(params["x"] * jnp.mean(rows, axis=0))
 
 
-def train(strategy, at=AT, loss=drift, params=PARAMS, rows=ROWS, **given):
-    """Returns the last state, and the figures at `at`."""
+def train(
+    strategy,
+    evaluation_steps=EVALUATION_STEPS,
+    loss=drift,
+    params=PARAMS,
+    rows=ROWS,
+    **options,
+):
+    """Returns the last state, and the figures at `evaluation_steps`."""
     trainer = syncalgos.DataParallel(
         syncalgos.stateless(loss),
         optax.sgd(RATE),
         strategy,
         workers=rows.shape[1],
-        **{"backend": "vmap", **given},
+        **{"backend": "vmap", **options},
     )
     state = trainer.init(params)
-    seen = []
-    for start, stop in itertools.pairwise((0, *at)):
+    rows_of_figures = []
+    for start, stop in itertools.pairwise((0, *evaluation_steps)):
         state, _ = trainer.run(state, rows[start:stop])
-        seen.append([*figures(state, last_measured(state)).values()])
-    return state, np.array(seen)
+        rows_of_figures.append([*figures(state, last_measured(state)).values()])
+    return state, np.array(rows_of_figures)
 
 
 def last_measured(state):
@@ -66,8 +81,8 @@ def measured_nodes(state):
 
 def sync_steps(strategy):
     """At which steps anything is sent."""
-    sent = communication(strategy, PARAMS, workers=WORKERS, steps=STEPS)
-    return np.diff(sent.per_step, prepend=0) > 0
+    communicated = communication(strategy, PARAMS, workers=WORKERS, steps=STEPS)
+    return np.diff(communicated.per_step, prepend=0) > 0
 
 
 def of_round(start, end):
@@ -80,21 +95,28 @@ def of_round(start, end):
 
 
 def by_hand(syncs, delay):
-    """The figures at AT, of means that are sent at `syncs` and arrive so much later."""
-    behind = [np.ones((WORKERS, 3))]
-    before = []
-    on_the_way = {}
+    """The figures at evaluations, of means that are sent at `syncs` and arrive late."""
+    starts_of_steps = [np.ones((WORKERS, 3))]
+    trained = []
+    arrivals = {}
     for step, rows in enumerate(ROWS):
-        before.append(behind[-1] - RATE * rows)
+        trained.append(starts_of_steps[-1] - RATE * rows)
         if step in syncs:
-            on_the_way[step + delay] = [before[-1].mean(0)] * WORKERS
-        behind.append(np.array(on_the_way.get(step, before[-1])))
+            arrivals[step + delay] = [trained[-1].mean(0)] * WORKERS
+        starts_of_steps.append(np.array(arrivals.get(step, trained[-1])))
     starts = [0, *(step + 1 for step in syncs)]
     rounds = [
-        of_round(behind[x], before[y]) for x, y in zip(starts, syncs, strict=False)
+        of_round(starts_of_steps[x], trained[y])
+        for x, y in zip(starts, syncs, strict=False)
     ]
-    ended = [sum(step < done for step in syncs) for done in AT]
-    return np.array([rounds[x - 1] if x else (np.nan,) * 3 for x in ended])
+    figures_by_evaluation = []
+    for evaluated_step in EVALUATION_STEPS:
+        ended_rounds = sum(step < evaluated_step for step in syncs)
+        is_measured = ended_rounds > 0
+        figures_by_evaluation.append(
+            rounds[ended_rounds - 1] if is_measured else (np.nan,) * 3
+        )
+    return np.array(figures_by_evaluation)
 
 
 # A mean that arrives a step after it was sent is part of the next round.
@@ -110,18 +132,22 @@ CASES = [
 
 @pytest.mark.parametrize(("strategy", "syncs", "delay"), CASES)
 def test_figures_are_those_by_hand_and_training_is_the_same(strategy, syncs, delay):
-    sent = sync_steps(strategy)
-    assert np.flatnonzero(sent).tolist() == [*syncs]
-    placed = {"backend": "shard_map"}  # lanes and devices
-    plain, nothing = train(strategy, **placed)
-    state, found = train(measured(strategy, sent, AT), **placed)
+    is_sync = sync_steps(strategy)
+    assert np.flatnonzero(is_sync).tolist() == [*syncs]
+    placement = {"backend": "shard_map"}  # lanes and devices
+    plain, nothing = train(strategy, **placement)
+    state, measured_figures = train(
+        measured(strategy, is_sync, EVALUATION_STEPS), **placement
+    )
 
-    np.testing.assert_allclose(found, by_hand(syncs, delay), ROUNDING, ROUNDING)
+    np.testing.assert_allclose(
+        measured_figures, by_hand(syncs, delay), ROUNDING, ROUNDING
+    )
     assert np.isnan(nothing).all()
-    same(state, plain)
+    assert_same_training(state, plain)
 
 
-def same(state, plain):
+def assert_same_training(state, plain):
     """The measured run trained what the plain one did, to the last bits.
 
     XLA may fuse, and so round, a step in another way where it is compiled with more.
@@ -174,8 +200,10 @@ def test_short_floats_are_measured_in_float32():
 @pytest.mark.slow
 def test_figures_of_palsgd_are_found_inside_it():
     strategy = syncalgos.palsgd(2, learning_rate=RATE)
-    _, found = train(measured(strategy, sync_steps(strategy), AT), (2,))
-    assert np.isfinite(found).all()
+    _, measured_figures = train(
+        measured(strategy, sync_steps(strategy), EVALUATION_STEPS), (2,)
+    )
+    assert np.isfinite(measured_figures).all()
 
 
 @pytest.mark.slow
@@ -187,24 +215,26 @@ def test_a_run_goes_on_where_displacements_cannot_be_measured(capsys):
 
 
 def test_nothing_is_measured_where_nothing_is_sent():
-    _, found = train(measured(syncalgos.Strategy(), np.zeros(STEPS, bool), AT), (2,))
-    assert np.isnan(found).all()
+    _, measured_figures = train(
+        measured(syncalgos.Strategy(), np.zeros(STEPS, bool), EVALUATION_STEPS), (2,)
+    )
+    assert np.isnan(measured_figures).all()
 
 
 def test_no_round_is_measured_that_no_evaluation_tells_of():
     strategy = bmuf(2)
     counted = communication(strategy, PARAMS, workers=WORKERS, steps=STEPS)
-    sent = sync_steps(strategy)
+    is_sync = sync_steps(strategy)
 
     for evaluated, rounds in (((), 0), ((1,), 0), ((5,), 1), ((8, 9, 12), 2)):
-        noting = measured(strategy, sent, evaluated)
+        noting = measured(strategy, is_sync, evaluated)
         acts = [bool(introspection.acts(noting, x)) for x in range(STEPS)]
-        np.testing.assert_array_equal(acts, sent)
-        all_of_it = communication(noting, PARAMS, workers=WORKERS, steps=STEPS)
-        more = all_of_it.bytes_per_worker - counted.bytes_per_worker
+        np.testing.assert_array_equal(acts, is_sync)
+        communicated = communication(noting, PARAMS, workers=WORKERS, steps=STEPS)
+        extra_bytes = communicated.bytes_per_worker - counted.bytes_per_worker
         params = 2 * (WORKERS - 1) / WORKERS * PARAMS["x"].nbytes
         flags = 3 * 2 * (WORKERS - 1) / WORKERS * 8  # three scalars at most
-        assert 4 * params * rounds <= more <= (4 * params + flags) * rounds
+        assert 4 * params * rounds <= extra_bytes <= (4 * params + flags) * rounds
 
 
 @pytest.mark.slow
@@ -217,17 +247,19 @@ def test_rows_of_sharded_tables_are_not_measured():
         return drift(params["rest"], rows) + jnp.sum(read**2)
 
     strategy = bmuf(4)
-    sent = sync_steps(strategy)
-    given = {"loss": loss, "params": {"rest": PARAMS, "table": table}}
-    given["tables"] = {"rest": False, "table": True}
-    plain, _ = train(strategy, **given)
-    state, found = train(measured(strategy, sent, AT), **given)
-    _, expected = train(measured(strategy, sent, AT))
+    is_sync = sync_steps(strategy)
+    options = {"loss": loss, "params": {"rest": PARAMS, "table": table}}
+    options["tables"] = {"rest": False, "table": True}
+    plain, _ = train(strategy, **options)
+    state, measured_figures = train(
+        measured(strategy, is_sync, EVALUATION_STEPS), **options
+    )
+    _, expected = train(measured(strategy, is_sync, EVALUATION_STEPS))
 
-    same(state, plain)
+    assert_same_training(state, plain)
     trained = np.reshape(state.replica.params["table"], table.shape)
     assert (trained[:2] != table[:2]).all()
-    np.testing.assert_allclose(found, expected, rtol=ROUNDING)
+    np.testing.assert_allclose(measured_figures, expected, rtol=ROUNDING)
 
 
 @pytest.mark.slow
@@ -237,25 +269,27 @@ def test_all_tables_leave_nothing_to_measure():
     def table_loss(params, batch):
         return jnp.sum(syncalgos.lookup(params["table"], jnp.arange(1)) ** 2)
 
-    sent = np.arange(STEPS) % 2 == 1
-    strategy = measured(model_averaging(2), sent, (4,))
-    _, found = train(strategy, (4,), table_loss, table, tables=True)
+    is_sync = np.arange(STEPS) % 2 == 1
+    strategy = measured(model_averaging(2), is_sync, (4,))
+    _, measured_figures = train(strategy, (4,), table_loss, table, tables=True)
 
-    assert found[0, 0] == 0
-    assert np.isnan(found[0, 1])
+    assert measured_figures[0, 0] == 0
+    assert np.isnan(measured_figures[0, 1])
 
 
 @pytest.mark.slow
 def test_debugging_nans_finds_none_of_ours():
     strategy = reduce_with("mean")
     with jax.debug_nans(True):
-        _, found = train(measured(strategy, sync_steps(strategy), (2,)), (2,))
+        _, measured_figures = train(
+            measured(strategy, sync_steps(strategy), (2,)), (2,)
+        )
 
-    assert np.isfinite(found).all()
+    assert np.isfinite(measured_figures).all()
 
 
 def test_a_strategy_that_breaks_its_contract_is_refused_as_without_measuring():
     broken = syncalgos.Strategy(sync=lambda replica, state, step: replica)
 
     with pytest.raises(ValueError, match=r"sync must return \(replica, state\)"):
-        train(measured(broken, np.ones(STEPS, bool), AT))
+        train(measured(broken, np.ones(STEPS, bool), EVALUATION_STEPS))

@@ -28,23 +28,23 @@ PARAMS = {"w": np.zeros((30, 20), np.float32), "b": np.zeros(20, np.float32)}
 
 
 def test_results_are_on_the_disk_before_they_get_their_name(tmp_path, monkeypatch):
-    done = []
+    events = []
     sync = os.fsync
     rename = os.replace
 
     def watched_sync(descriptor):
-        done.append(os.fstat(descriptor).st_ino)
+        events.append(os.fstat(descriptor).st_ino)
         sync(descriptor)
 
     def watched_rename(*paths):
-        done.append("renamed")
+        events.append("renamed")
         rename(*paths)
 
     monkeypatch.setattr(os, "fsync", watched_sync)
     monkeypatch.setattr(os, "replace", watched_rename)
     path = tmp_path / "summary.json"
     files.write_json(path, {"steps": 4})
-    assert done == [path.stat().st_ino, "renamed", tmp_path.stat().st_ino]
+    assert events == [path.stat().st_ino, "renamed", tmp_path.stat().st_ino]
 
 
 @pytest.mark.parametrize(("batch", "examples"), [(8, 24), (7, 24), (24, 24), (5, 7)])
@@ -58,12 +58,14 @@ def test_each_epoch_takes_every_example_once(batch, examples):
 
 
 def test_stream_is_a_function_of_seed_and_step_alone():
-    whole = sampling.rows(3, 0, 100, 10, 37)
-    assert whole.shape == (100, 10)
-    for first, steps in [(0, 1), (3, 1), (3, 50), (99, 1), (37, 63)]:
-        part = sampling.rows(3, first, steps, 10, 37)
-        np.testing.assert_array_equal(part, whole[first : first + steps])
-    assert (sampling.rows(4, 0, 100, 10, 37) != whole).any()
+    all_rows = sampling.rows(3, 0, 100, 10, 37)
+    assert all_rows.shape == (100, 10)
+    for first_step, steps in [(0, 1), (3, 1), (3, 50), (99, 1), (37, 63)]:
+        some_rows = sampling.rows(3, first_step, steps, 10, 37)
+        np.testing.assert_array_equal(
+            some_rows, all_rows[first_step : first_step + steps]
+        )
+    assert (sampling.rows(4, 0, 100, 10, 37) != all_rows).any()
 
 
 @pytest.mark.parametrize("workers", [1, 3, 7, 8, 64])
@@ -89,31 +91,32 @@ def test_filled_data_have_the_shapes_of_more_data_and_the_same_mean(batch):
 
 
 @pytest.mark.parametrize(
-    ("steps", "every_", "most"), [(960, 96, 96), (100, 30, 7), (5, 5, 100), (10, 3, 1)]
+    ("steps", "every_", "max_steps"),
+    [(960, 96, 96), (100, 30, 7), (5, 5, 100), (10, 3, 1)],
 )
-def test_dispatches_end_at_evaluations_and_cover_all_steps(steps, every_, most):
-    parts = list(dispatches([*range(every_, steps, every_), steps], most))
-    ends = [done + n for done, n in parts]
-    assert [done for done, _ in parts] == [0, *ends[:-1]]
+def test_dispatches_end_at_evaluations_and_cover_all_steps(steps, every_, max_steps):
+    parts = list(dispatches([*range(every_, steps, every_), steps], max_steps))
+    ends = [start + length for start, length in parts]
+    assert [start for start, _ in parts] == [0, *ends[:-1]]
     assert ends[-1] == steps
     assert set(range(every_, steps, every_)) <= set(ends)
-    lengths = {n for _, n in parts}
-    assert min(lengths) >= 1 and max(lengths) <= most
+    lengths = {length for _, length in parts}
+    assert min(lengths) >= 1 and max(lengths) <= max_steps
     assert len(lengths) <= 4  # each is compiled anew
 
 
 @pytest.mark.parametrize("step", [0, 20, 25, 30, 99])
 def test_a_run_that_goes_on_takes_the_dispatches_that_are_left(step):
-    whole = list(dispatches([30, 60, 100], 12))
-    left = list(remaining(iter(whole), step))
+    all_dispatches = list(dispatches([30, 60, 100], 12))
+    dispatches_left = list(remaining(iter(all_dispatches), step))
 
-    assert left[0][0] == step
-    assert left[1:] == [part for part in whole if part[0] > step]
-    assert sum(steps for _, steps in left) == 100 - step
+    assert dispatches_left[0][0] == step
+    assert dispatches_left[1:] == [part for part in all_dispatches if part[0] > step]
+    assert sum(steps for _, steps in dispatches_left) == 100 - step
 
 
 @pytest.mark.parametrize(
-    ("losses", "first", "expected"),
+    ("losses", "first_loss", "expected"),
     [
         ([1.0, 999, 1000], 1.0, None),
         ([1.0, 1000.5, np.nan], 1.0, 1),
@@ -126,16 +129,16 @@ def test_a_run_that_goes_on_takes_the_dispatches_that_are_left(step):
         ([0.0, np.nan], 0.0, 1),
     ],
 )
-def test_first_diverged_loss_is_found(losses, first, expected):
-    assert first_diverged(np.array(losses), first) == expected
+def test_first_diverged_loss_is_found(losses, first_loss, expected):
+    assert first_diverged(np.array(losses), first_loss) == expected
 
 
 @pytest.mark.parametrize(
-    ("n", "of", "expected"),
+    ("n", "divisor", "expected"),
     [(64, 8, 64), (64, 7, 63), (64, 48, 48), (64, 100, 100), (64, 5, 65), (6, 4, 4)],
 )
-def test_nearest_multiple(n, of, expected):
-    assert nearest_multiple(n, of) == expected
+def test_nearest_multiple(n, divisor, expected):
+    assert nearest_multiple(n, divisor) == expected
 
 
 COSINE = [0.5 * (1 + np.cos(np.pi * t / 8)) for t in range(8)]
@@ -160,9 +163,11 @@ STEPS = [1, 1, 1, 1, 0.1, 0.1, 0.01, 0.01]
     ],
 )
 def test_schedules(name, lr, warmup_steps, expected):
-    made = optimizers.schedule(name, lr, len(expected), warmup_steps)
-    found = [made(t) if callable(made) else made for t in range(len(expected))]
-    np.testing.assert_allclose(found, expected, 1e-5)
+    schedule = optimizers.schedule(name, lr, len(expected), warmup_steps)
+    rates = [
+        schedule(t) if callable(schedule) else schedule for t in range(len(expected))
+    ]
+    np.testing.assert_allclose(rates, expected, 1e-5)
 
 
 def test_weight_decay_enters_before_momentum_and_clipping_before_both():
@@ -183,22 +188,22 @@ def test_weight_decay_enters_before_momentum_and_clipping_before_both():
 
 
 @pytest.mark.parametrize(
-    ("name", "given"),
+    ("name", "options"),
     [
         *((name, {"b1": 0.5, "b2": 0.7}) for name in ("adam", "adamw", "lion")),
-        *(("adamw", given) for given in ({}, {"weight_decay": 0.5})),
+        *(("adamw", options) for options in ({}, {"weight_decay": 0.5})),
     ],
 )
-def test_what_an_optimizer_has_of_its_own_is_given_to_it(name, given):
+def test_what_an_optimizer_has_of_its_own_is_given_to_it(name, options):
     params = {"w": jnp.full(4, 2.0)}
     grads = {"w": jnp.arange(4.0)}
-    made = optimizers.make_optimizer(name, 0.1, **given)
-    theirs = getattr(optax, name)(0.1, **given)
-    own = made.init(params)
-    other = theirs.init(params)
+    optimizer = optimizers.make_optimizer(name, 0.1, **options)
+    optax_optimizer = getattr(optax, name)(0.1, **options)
+    opt_state = optimizer.init(params)
+    optax_state = optax_optimizer.init(params)
     for _ in range(3):
-        updates, own = made.update(grads, own, params)
-        expected, other = theirs.update(grads, other, params)
+        updates, opt_state = optimizer.update(grads, opt_state, params)
+        expected, optax_state = optax_optimizer.update(grads, optax_state, params)
         np.testing.assert_array_equal(updates["w"], expected["w"])
 
 
@@ -206,7 +211,7 @@ COSINE_RATE = optimizers.schedule("cosine", 0.1, 10, 0)
 
 
 @pytest.mark.parametrize(
-    ("name", "rate", "given", "message"),
+    ("name", "rate", "options", "message"),
     [
         ("sm3", COSINE_RATE, {}, "--optimizer sm3 refuses a schedule"),
         ("rprop", COSINE_RATE, {}, "--optimizer rprop refuses a schedule"),
@@ -217,9 +222,9 @@ COSINE_RATE = optimizers.schedule("cosine", 0.1, 10, 0)
         ("schedule_fre", 0.1, {}, "unknown optimizer 'schedule_fre'"),
     ],
 )
-def test_an_optimizer_that_cannot_be_used_so_says_why(name, rate, given, message):
+def test_an_optimizer_that_cannot_be_used_so_says_why(name, rate, options, message):
     with pytest.raises(ValueError, match=f"^{message}"):
-        optimizers.make_optimizer(name, rate, **given)
+        optimizers.make_optimizer(name, rate, **options)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # optax retires some
@@ -240,28 +245,28 @@ def test_parameters_that_no_word_can_set_are_no_flags():
     def factory(period: int, rate=0.5, outer=optax.sgd(0.1), dtype=jnp.float32):  # noqa: B008
         return syncalgos.model_averaging(period)
 
-    found = factories.of_function(factories.ALGORITHM, "own", factory)
-    assert [*found.flags] == ["period", "rate"]
+    call = factories.of_function(factories.ALGORITHM, "own", factory)
+    assert [*call.flags] == ["period", "rate"]
 
 
 @pytest.mark.parametrize("names", [("b1",), ("beta1",), ("beta1", "switch", "warmup")])
 def test_a_factory_of_ones_own_may_have_any_of_these_names(names):
     """`--b1` is the inner optimizer's, and `--switch` was a flag of 0.2."""
-    taken = ", ".join(f"{name}=0.5" for name in names)
+    parameters = ", ".join(f"{name}=0.5" for name in names)
     scope = {}
-    exec(f"def factory({taken}): return dict(locals())", scope)
+    exec(f"def factory({parameters}): return dict(locals())", scope)
     scope["factory"].__doc__ = f"Mine.\n\nArgs:\n    {names[0]}: the share.\n"
-    own = factories.of_function(factories.ALGORITHM, "own", scope["factory"])
+    call = factories.of_function(factories.ALGORITHM, "own", scope["factory"])
     parser = argparse.ArgumentParser()
-    own.add_flags(parser)
+    call.add_flags(parser)
     assert "the share." in parser.format_help()
-    words = [f"--{name.replace('_', '-')}=0.25" for name in own.flags]
-    found = vars(parser.parse_args(words))
-    assert found == dict.fromkeys(own.flags, 0.25)
-    assert "b1" not in found
+    words = [f"--{name.replace('_', '-')}=0.25" for name in call.flags]
+    parsed_flags = vars(parser.parse_args(words))
+    assert parsed_flags == dict.fromkeys(call.flags, 0.25)
+    assert "b1" not in parsed_flags
 
 
-GIVEN = """
+RECORDING_FACTORY = """
 import syncalgos
 given = []
 
@@ -272,7 +277,7 @@ def factory(period: int, learning_rate, optimizer, seed, axis):
 
 
 def test_factory_gets_what_the_run_has(tmp_path, monkeypatch):
-    (tmp_path / "strategies.py").write_text(GIVEN)
+    (tmp_path / "strategies.py").write_text(RECORDING_FACTORY)
     monkeypatch.syspath_prepend(tmp_path)
     words = "--algo strategies:factory --period 4 --lr 0.3 --seed 5 --momentum 0.9"
     plan = prepare(parse([*words.split(), "--schedule", "cosine"]))

@@ -33,7 +33,7 @@ from experiments.training.summary import params_sha256
 
 TINY = "--task support.tiny_tasks:shared --optimizer adam --workers 2 --steps 11"
 TINY += " --batch-size 12 --eval-every 4 --checkpoint-every 3 --algo bmuf --period 4"
-OWN = f"--task {__name__}:ruled"
+RULED_TASK = f"--task {__name__}:ruled"
 STOP = 8  # the look that stops a run after seven steps
 
 
@@ -69,11 +69,11 @@ def test_devices_that_a_process_needs():
 def specs(task, sizes):
     """The spec of each leaf of a task's params."""
     params, _ = jax.eval_shape(task.init, jax.random.key(0))
-    found = {}
+    spec_by_path = {}
     for place, leaf in jax.tree_util.tree_leaves_with_path(params):
         path = jax.tree_util.keystr(place, simple=True, separator="/")
-        found[path] = leaf.shape, task.shardings(path, leaf.shape, sizes)
-    return found
+        spec_by_path[path] = leaf.shape, task.shardings(path, leaf.shape, sizes)
+    return spec_by_path
 
 
 RULED = [("digits", {}), ("mnist", {"model": "mlp"})]
@@ -84,24 +84,28 @@ RULED += [("spoken_digits", {}), ("shakespeare", {}), ("gpt2_synthetic", {})]
 def test_fsdp_shards_each_matrix_and_nothing_else(name, flags):
     stacked = {"blocks": 1} if name in ("shakespeare", "gpt2_synthetic") else {}
     for path, (shape, spec) in specs(make(name, **flags), {"fsdp": 2}).items():
-        own = shape[stacked.get(path.split("/")[0], 0) :]
-        if len(own) == 1:
+        matrix_shape = shape[stacked.get(path.split("/")[0], 0) :]
+        if len(matrix_shape) == 1:
             assert {*spec} <= {None}, path
             continue
         entries = [*spec][len(shape) - 2 :]
         assert entries.count("fsdp") == 1, path
-        assert own[entries.index("fsdp")] == max(x for x in own if x % 2 == 0), path
+        assert matrix_shape[entries.index("fsdp")] == max(
+            x for x in matrix_shape if x % 2 == 0
+        ), path
 
 
 def test_what_an_axis_does_not_divide_stays_whole():
-    found = specs(make("digits"), {"fsdp": 5})
-    assert found["2/w"] == ((128, 10), P(None, "fsdp"))
-    assert found["0/w"] == ((64, 128), P(None, None))
+    spec_by_path = specs(make("digits"), {"fsdp": 5})
+    assert spec_by_path["2/w"] == ((128, 10), P(None, "fsdp"))
+    assert spec_by_path["0/w"] == ((64, 128), P(None, None))
 
 
 def test_tensor_shards_heads_and_hidden_units():
-    found = specs(make("shakespeare"), {"fsdp": 2, "tensor": 2})
-    assert {path: spec for path, (shape, spec) in found.items() if any(spec)} == {
+    spec_by_path = specs(make("shakespeare"), {"fsdp": 2, "tensor": 2})
+    assert {
+        path: spec for path, (shape, spec) in spec_by_path.items() if any(spec)
+    } == {
         "tokens": P(None, "fsdp"),  # of 65 characters
         "positions": P("fsdp", None),
         "blocks/qkv/w": P(None, "fsdp", "tensor"),
@@ -120,8 +124,8 @@ def test_the_error_of_a_task_without_rules_names_all_that_have():
     for name in SMALL.keys() - ruled:
         with pytest.raises(ValueError, match=f"task {name} has no rules") as refused:
             check_axes(name, make(name), {"fsdp": 2})
-        named = str(refused.value).partition("have:")[2]
-        assert {*re.findall(r"\w+", named)} & SMALL.keys() == ruled
+        listed_tasks = str(refused.value).partition("have:")[2]
+        assert {*re.findall(r"\w+", listed_tasks)} & SMALL.keys() == ruled
 
 
 # Refused before data is read, or anything compiles
@@ -156,11 +160,11 @@ REFUSED = {
     "--task digits --workers 2 --mesh fsdp=2 --batch-size 6": [
         *("3 examples do not divide over 2 parts", "multiple of 4, such as 4")
     ],
-    f"{OWN} --rule nothing --mesh fsdp=2": ["PartitionSpec", "'bias'", "None"],
-    f"{OWN} --rule foreign --mesh fsdp=2": [
+    f"{RULED_TASK} --rule nothing --mesh fsdp=2": ["PartitionSpec", "'bias'", "None"],
+    f"{RULED_TASK} --rule foreign --mesh fsdp=2": [
         *("axis in shardings of 'bias'", "'tensor'")
     ],
-    f"{OWN} --rule raising --mesh fsdp=2": ["KeyError", "test_mesh_runs.py:"],
+    f"{RULED_TASK} --rule raising --mesh fsdp=2": ["KeyError", "test_mesh_runs.py:"],
 }
 
 
@@ -204,21 +208,21 @@ def test_an_own_task_trains_as_without_a_mesh(plain, meshed):
 def test_summary_has_the_bytes_of_a_device(tmp_path):
     short = "--steps 1 --period 1 --eval-every 1 --checkpoint-every 1"
     meshed = run(f"{TINY} {short} --mesh fsdp=2", tmp_path / "out")
-    whole = 4 * (4 * 6 + 6 + 6 * 4)  # of params: in, bias and out
-    shard = 4 * (4 * 6 // 2 + 6 + 6 * 4 // 2)
-    held = meshed.summary
-    lanes = held["lanes"]
-    assert held["device_bytes"]["params"] == lanes * shard
-    assert held["device_bytes_without_mesh"]["params"] == lanes * whole
-    assert held["device_bytes"]["opt_state"] > lanes * 2 * shard  # and a count
-    assert held["bytes_per_device"] == held["bytes_per_worker"] / 2 > 0
-    [shown] = re.findall("a device holds .*", meshed.stdout)
-    assert "without the mesh" in shown
+    params_bytes = 4 * (4 * 6 + 6 + 6 * 4)  # of params: in, bias and out
+    shard_bytes = 4 * (4 * 6 // 2 + 6 + 6 * 4 // 2)
+    summary = meshed.summary
+    lanes = summary["lanes"]
+    assert summary["device_bytes"]["params"] == lanes * shard_bytes
+    assert summary["device_bytes_without_mesh"]["params"] == lanes * params_bytes
+    assert summary["device_bytes"]["opt_state"] > lanes * 2 * shard_bytes  # and a count
+    assert summary["bytes_per_device"] == summary["bytes_per_worker"] / 2 > 0
+    [note] = re.findall("a device holds .*", meshed.stdout)
+    assert "without the mesh" in note
 
 
 @pytest.mark.slow
 def test_an_axis_over_which_nothing_lies_is_said(tmp_path):
-    words = f"{TINY} {OWN} --rule whole --mesh fsdp=2 --steps 1 --eval-every 1"
+    words = f"{TINY} {RULED_TASK} --rule whole --mesh fsdp=2 --steps 1 --eval-every 1"
     ended = run(words, tmp_path / "out")
     assert "no array of the model is sharded over mesh axis fsdp" in ended.stderr
 
@@ -258,19 +262,21 @@ def test_a_run_goes_on_with_another_mesh_or_none(words, plain, stopped, tmp_path
 # Real processes, with virtual devices of their own
 
 
-def of_devices(command, out, **given):
+def run_with_devices(command, out, **environ):
     """A command in an environment that says nothing of devices."""
-    return execute(command, out, JAX_NUM_CPU_DEVICES=None, PYTHONPATH=OURS, **given)
+    return execute(command, out, JAX_NUM_CPU_DEVICES=None, PYTHONPATH=OURS, **environ)
 
 
 @pytest.mark.slow
 def test_a_command_has_as_many_virtual_devices_as_its_workers_need(tmp_path):
     words = "--task digits --workers 2 --steps 16 --eval-every 8 --period 4"
     model = tmp_path / "model.safetensors"
-    ended = of_devices(f"{words} --mesh fsdp=2 --export {model}", tmp_path / "meshed")
+    ended = run_with_devices(
+        f"{words} --mesh fsdp=2 --export {model}", tmp_path / "meshed"
+    )
     assert_near(ended, run(words, tmp_path / "plain"))
-    shown = "2 workers of 2 devices (fsdp 2) on 4 cpu devices × 1 lane"
-    assert f"{shown}, backend shard_map" in ended.stderr and shown in ended.stdout
+    layout = "2 workers of 2 devices (fsdp 2) on 4 cpu devices × 1 lane"
+    assert f"{layout}, backend shard_map" in ended.stderr and layout in ended.stdout
     assert params_sha256(load(model)) == ended.summary["params_sha256"]
 
 
@@ -284,12 +290,16 @@ GPTS = {
 def test_a_gpt_trains_over_both_axes_as_on_a_device(task, tmp_path):
     words = f"--task {task} {GPTS[task]} --workers 2 --steps 2 --eval-every 2"
     words += f" --data-dir {task_folder(task)} --algo diloco --period 2"
-    both = of_devices(f"{words} --mesh fsdp=2,tensor=2", tmp_path / "both")
-    assert_near(both, run(words, tmp_path / "plain"))
-    assert both.summary["devices"] == 8 and both.summary["mesh"]["tensor"] == 2
-    held, whole = (both.summary[f"device_bytes{x}"] for x in ("", "_without_mesh"))
+    meshed = run_with_devices(f"{words} --mesh fsdp=2,tensor=2", tmp_path / "both")
+    assert_near(meshed, run(words, tmp_path / "plain"))
+    assert meshed.summary["devices"] == 8 and meshed.summary["mesh"]["tensor"] == 2
+    device_bytes, unsharded_bytes = (
+        meshed.summary[f"device_bytes{x}"] for x in ("", "_without_mesh")
+    )
     for part in ("params", "opt_state", "sync"):
-        assert 0.25 < held[part] / whole[part] < 0.5  # vectors, and embeddings by 2
+        assert (
+            0.25 < device_bytes[part] / unsharded_bytes[part] < 0.5
+        )  # vectors, and embeddings by 2
 
 
 # A worker over two processes
@@ -302,19 +312,21 @@ SPAN = f"{SPANNING} --mesh fsdp=2 --processes 2"
 def spanned(tmp_path_factory):
     """A run of which no process has the whole model, and its checkpoints."""
     folder = tmp_path_factory.mktemp("spanned")
-    ended = of_devices(f"{SPAN} --export {folder / 'm.safetensors'}", folder / "out")
+    ended = run_with_devices(
+        f"{SPAN} --export {folder / 'm.safetensors'}", folder / "out"
+    )
     return ended.with_code(0)
 
 
 @pytest.fixture(scope="module")
-def of_one(tmp_path_factory):
+def one_device_run(tmp_path_factory):
     """The same run by a worker of one device."""
     return run(SPANNING, tmp_path_factory.mktemp("of_one") / "out")
 
 
 @pytest.mark.slow
-def test_a_worker_over_two_processes_trains_as_on_a_device(spanned, of_one):
-    assert_near(spanned, of_one)
+def test_a_worker_over_two_processes_trains_as_on_a_device(spanned, one_device_run):
+    assert_near(spanned, one_device_run)
     assert spanned.summary["processes"] == spanned.summary["devices"] == 2
     model = load(spanned.out.parent / "m.safetensors")
     assert params_sha256(model) == spanned.summary["params_sha256"]
@@ -324,11 +336,15 @@ def test_a_worker_over_two_processes_trains_as_on_a_device(spanned, of_one):
 def test_each_process_writes_the_shards_that_it_has(spanned):
     files = sorted((spanned.out / "checkpoints").glob("step-00000011.*.npz"))
     assert [x.name for x in files] == [f"step-00000011.{i}-of-2.npz" for i in (0, 1)]
-    held = [shards.read_shard(x) for x in files]
-    of_in = [[n for n in x.own if "['in']@" in n and ".params" in n] for x in held]
+    read_shards = [shards.read_shard(x) for x in files]
+    input_names = []
+    sizes = []
+    for shard in read_shards:
+        names = [name for name in shard.own if "['in']@" in name]
+        input_names.append([name for name in names if ".params" in name])
+        sizes.append(sum(array.nbytes for array in shard.own.values()))
     name = "[0].params['in']@1,4,6"  # one worker's, cut in two
-    assert of_in == [[f"{name}@0:1,0:2,0:6"], [f"{name}@0:1,2:4,0:6"]]
-    sizes = [sum(x.nbytes for x in shard.own.values()) for shard in held]
+    assert input_names == [[f"{name}@0:1,0:2,0:6"], [f"{name}@0:1,2:4,0:6"]]
     without = sum(spanned.summary["device_bytes_without_mesh"].values())
     assert sizes[0] == sizes[1] < without * 0.75
 
@@ -336,21 +352,29 @@ def test_each_process_writes_the_shards_that_it_has(spanned):
 @pytest.mark.parametrize(
     "words", tiers([SPAN, SPANNING, f"{SPANNING} --mesh fsdp=3"], slow=[SPAN])
 )
-def test_it_goes_on_bit_for_bit_and_on_other_meshes(words, spanned, of_one, tmp_path):
-    ended = resumed(spanned, tmp_path, words, 9, run=of_devices)
+def test_it_goes_on_bit_for_bit_and_on_other_meshes(
+    words, spanned, one_device_run, tmp_path
+):
+    ended = resumed(spanned, tmp_path, words, 9, run=run_with_devices)
     if words == SPAN:
         assert_same_end(ended, spanned)
-    assert_near(ended, of_one)
+    assert_near(ended, one_device_run)
 
 
 @pytest.mark.long
 def test_others_go_on_over_two_processes_and_start_from_their_center(
-    spanned, of_one, tmp_path
+    spanned, one_device_run, tmp_path
 ):
-    assert_near(resumed(of_one, tmp_path / "two", SPAN, 9, run=of_devices), of_one)
+    assert_near(
+        resumed(one_device_run, tmp_path / "two", SPAN, 9, run=run_with_devices),
+        one_device_run,
+    )
     words = f"{TINY} --steps 14"
     resume = "--resume-center"
-    assert resumed(spanned, tmp_path / "new", words, 11, resume, of_devices).code == 0
+    assert (
+        resumed(spanned, tmp_path / "new", words, 11, resume, run_with_devices).code
+        == 0
+    )
 
 
 LOST = {SPAN: "lacks", SPANNING: "a part of"}
@@ -364,10 +388,10 @@ def test_a_checkpoint_of_which_a_part_is_lost_or_damaged_is_not_used(
     (out / "checkpoints" / "step-00000011.1-of-2.npz").unlink()
     damaged = out / "checkpoints" / "step-00000009.0-of-2.npz"
     damaged.write_bytes(damaged.read_bytes()[:-100])
-    ended = of_devices(f"{words} --resume", out).with_code(0)
+    ended = run_with_devices(f"{words} --resume", out).with_code(0)
     for step, why in ((11, LOST[words]), (9, "is damaged")):
-        said = f"the checkpoint of step {step} cannot be used: .*{why}"
-        assert re.search(said, ended.stderr)
+        message = f"the checkpoint of step {step} cannot be used: .*{why}"
+        assert re.search(message, ended.stderr)
     assert "resuming from the checkpoint of step 6" in ended.stderr
 
 
@@ -375,30 +399,30 @@ def test_a_checkpoint_of_which_a_part_is_lost_or_damaged_is_not_used(
 def test_a_killed_process_of_a_worker_is_restarted_to_the_same_end(tmp_path):
     words = f"{SPAN} --steps 400 --eval-every 100 --checkpoint-every 20"
     with commands(tmp_path) as start:
-        whole = start(words, tmp_path / "whole").ended()
+        uninterrupted = start(words, tmp_path / "whole").ended()
         command = start(f"{words} --max-restarts 1")
         in_training(command)
         os.kill(command.member(1), signal.SIGKILL)
         ended = command.ended()
     assert "restart 1 of 1" in ended.stderr
-    assert_same_end(ended, whole)
+    assert_same_end(ended, uninterrupted)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("more", ["", "--jobs 2"])
-def test_variants_of_a_study_may_have_meshes(more, tmp_path):
+@pytest.mark.parametrize("jobs_flag", ["", "--jobs 2"])
+def test_variants_of_a_study_may_have_meshes(jobs_flag, tmp_path):
     words = (
         "--task support.tiny_tasks:shared --seeds 2 --workers 2 "
         "--batch-size 8 --steps 4"
     )
-    words += f" --algos 'Plain=bmuf, Meshed=bmuf --mesh fsdp=2' {more}"
-    ended = of_devices(words, tmp_path / "out", program=COMPARE).with_code(0)
-    found = {
+    words += f" --algos 'Plain=bmuf, Meshed=bmuf --mesh fsdp=2' {jobs_flag}"
+    ended = run_with_devices(words, tmp_path / "out", program=COMPARE).with_code(0)
+    loss_by_label = {
         x["label"]: x["test_loss"]
         for x in map(json.loads, (ended.out / "metrics.jsonl").read_text().splitlines())
         if (x["seed"], x["step"]) == (1, 4)
     }
-    assert found["Meshed"] == pytest.approx(found["Plain"], abs=1e-4)
+    assert loss_by_label["Meshed"] == pytest.approx(loss_by_label["Plain"], abs=1e-4)
     [config] = ended.out.glob("runs/02-Meshed/*/seed-1/config.json")
     assert json.loads(config.read_text())["mesh"] == {"fsdp": 2}
 
@@ -409,5 +433,5 @@ def test_a_job_with_too_few_devices_is_refused(tmp_path):
         "--task support.tiny_tasks:shared --algos 'bmuf --mesh fsdp=2' "
         "--devices-per-job 1"
     )
-    ended = of_devices(words, tmp_path / "out", program=COMPARE)
+    ended = run_with_devices(words, tmp_path / "out", program=COMPARE)
     assert ended.code == 2 and "need 2 devices, but there are 1" in ended.stderr

@@ -50,11 +50,11 @@ MODELS = {
 
 @pytest.mark.parametrize(("params", "count", "some"), MODELS.values(), ids=MODELS)
 def test_muon_takes_the_hidden_matrices(params, count, some):
-    found = classify.muon_axes(jax.eval_shape(params))
+    axes_by_leaf = classify.muon_axes(jax.eval_shape(params))
     is_taken = {
         keystr(path): axes
         for path, axes in tree_leaves_with_path(
-            found, is_leaf=lambda x: x is None or x in (CONV, STACK)
+            axes_by_leaf, is_leaf=lambda x: x is None or x in (CONV, STACK)
         )
         if axes is not None
     }
@@ -73,8 +73,8 @@ def test_muon_orthogonalises_each_stacked_layer_by_itself():
     step = updates["blocks"]["up"]["w"]
     update = jax.jit(alone.update)
     for layer in range(3):
-        own, _ = update(w[layer], alone.init(w[layer]), w[layer])
-        assert_close(step[layer], own, ROUNDING)
+        expected, _ = update(w[layer], alone.init(w[layer]), w[layer])
+        assert_close(step[layer], expected, ROUNDING)
     for path in (("tokens",), ("blocks", "up", "b"), ("norm", "scale")):
         step = updates
         grad = grads

@@ -39,7 +39,7 @@ STUDY = (
 
 
 @contextmanager
-def left():
+def broken_pipe():
     """The end of a pipe that nobody reads."""
     reader, end = os.pipe()
     os.close(reader)
@@ -70,30 +70,30 @@ def started(words, out, program=PROGRAM, shell="exec", **streams):
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def unbroken_run(tmp_path_factory):
     """The run whose output is read."""
     return run(TINY, tmp_path_factory.mktemp("whole") / "out")
 
 
-def assert_complete(ended, whole):
+def assert_complete(ended, unbroken_run):
     assert ended.code == 0
-    assert untimed_lines(ended) == untimed_lines(whole)
-    assert ended.summary["params_sha256"] == whole.summary["params_sha256"]
+    assert untimed_lines(ended) == untimed_lines(unbroken_run)
+    assert ended.summary["params_sha256"] == unbroken_run.summary["params_sha256"]
 
 
 @pytest.mark.parametrize(
     ("broken", "streams", "processes"),
     [
-        pytest.param(left, {"stdout"}, 1, marks=pytest.mark.slow),
+        pytest.param(broken_pipe, {"stdout"}, 1, marks=pytest.mark.slow),
         pytest.param(full, {"stderr"}, 1, marks=pytest.mark.long),
         pytest.param(full, {"stdout", "stderr"}, 2, marks=pytest.mark.long),
     ],
 )
-def test_broken_output_stops_no_run(broken, streams, processes, whole, tmp_path):
+def test_broken_output_stops_no_run(broken, streams, processes, unbroken_run, tmp_path):
     words = f"{TINY} --processes {processes}"
     with broken() as end:
         ended = started(words, tmp_path / "out", **dict.fromkeys(streams, end))
-    assert_complete(ended, whole)
+    assert_complete(ended, unbroken_run)
     if "stdout" not in streams:  # what is not broken says all
         assert ended.stdout.startswith("bmuf on support.tiny_tasks:drawing: 11 steps")
     if "stderr" not in streams:
@@ -101,26 +101,28 @@ def test_broken_output_stops_no_run(broken, streams, processes, whole, tmp_path)
 
 
 @pytest.mark.slow
-def test_terminal_that_is_closed_while_it_shows_a_bar_stops_no_run(whole, tmp_path):
+def test_terminal_that_is_closed_while_it_shows_a_bar_stops_no_run(
+    unbroken_run, tmp_path
+):
     out = tmp_path / "out"
-    shown = b""
+    screen_text = b""
     with on_a_terminal(TINY, out, PYTHONPATH=OURS) as (process, screen):
-        while b"training" not in shown:
-            shown += os.read(screen, 4096)  # fails when the process has ended
+        while b"training" not in screen_text:
+            screen_text += os.read(screen, 4096)  # fails when the process has ended
         os.close(screen)
-        assert_complete(Run(process.wait(TIMEOUT), "", "", out), whole)
+        assert_complete(Run(process.wait(TIMEOUT), "", "", out), unbroken_run)
 
 
 @pytest.mark.parametrize("processes", tiers([1, 2], slow=[1]))
-def test_closed_streams_stop_no_run(processes, whole, tmp_path):
+def test_closed_streams_stop_no_run(processes, unbroken_run, tmp_path):
     words = f"{TINY} --processes {processes}"
     ended = started(words, tmp_path / "out", shell="exec <&- >&- 2>&-; exec")
-    assert_complete(ended, whole)
+    assert_complete(ended, unbroken_run)
 
 
 @pytest.mark.slow
 def test_broken_output_stops_no_study(tmp_path):
-    with left() as end:
+    with broken_pipe() as end:
         ended = started(STUDY, tmp_path / "out", COMPARE, stdout=end, stderr=end)
     assert ended.code == 0
     assert (ended.out / "report.html").exists()
@@ -204,6 +206,6 @@ def test_lines_errors_and_summaries_are_printable(capsys):
         raise BadRequest("no\x1b]0;x\x07 such\nfile\x9b1m")
 
     assert guarded(program) == stopping.BAD_REQUEST
-    shown = capsys.readouterr()
-    assert shown.out == "head\n  row\n"
-    assert shown.err == "note process 0\nerror: no such file\n"
+    output = capsys.readouterr()
+    assert output.out == "head\n  row\n"
+    assert output.err == "note process 0\nerror: no such file\n"

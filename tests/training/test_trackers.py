@@ -35,11 +35,11 @@ def local():
 def framed(path):
     """The messages of a TFRecord file: length, its checksum, data, its checksum."""
     content = path.read_bytes()
-    at = 0
-    while at < len(content):
-        (length,) = struct.unpack_from("<Q", content, at)
-        yield content[at + 12 : at + 12 + length]
-        at += 12 + length + 4
+    offset = 0
+    while offset < len(content):
+        (length,) = struct.unpack_from("<Q", content, offset)
+        yield content[offset + 12 : offset + 12 + length]
+        offset += 12 + length + 4
 
 
 def in_tensorboard(folder):
@@ -56,9 +56,9 @@ def in_tensorboard(folder):
                 text = value.tensor.string_val[0].decode()
                 texts[value.tag.removesuffix("/text_summary")] = text
             else:
-                own = curves.setdefault(value.tag, {})
-                assert event.step not in own or value.tag.startswith("by_bytes/")
-                own[event.step] = value.simple_value
+                points = curves.setdefault(value.tag, {})
+                assert event.step not in points or value.tag.startswith("by_bytes/")
+                points[event.step] = value.simple_value
     return curves, texts
 
 
@@ -69,53 +69,53 @@ def in_wandb(folder):
     curves = {}
     starts = []
     for path in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
-        own = curves.setdefault(path.stem.removeprefix("run-"), {})
+        run_curves = curves.setdefault(path.stem.removeprefix("run-"), {})
         for record in logged(path):
-            found = messages.Record.FromString(record)
-            if found.HasField("run"):
-                items = found.run.config.update
+            message = messages.Record.FromString(record)
+            if message.HasField("run"):
+                items = message.run.config.update
                 starts.append({x.key: json.loads(x.value_json) for x in items})
-            items = found.history.item
+            items = message.history.item
             line = {x.nested_key[0]: json.loads(x.value_json) for x in items}
             for name, value in line.items():
-                own.setdefault(name, {})[line["_step"]] = value
+                run_curves.setdefault(name, {})[line["_step"]] = value
     return curves, starts
 
 
 def logged(path):
     """The records of a log in LevelDB's form: pieces in blocks of 32 kB."""
     content = path.read_bytes()
-    at = 7
+    offset = 7
     record = b""
-    while at + 7 <= len(content):
-        left = -at % 2**15
-        if left and left < 7:
-            at += left
+    while offset + 7 <= len(content):
+        block_left = -offset % 2**15
+        if block_left and block_left < 7:
+            offset += block_left
             continue
-        _, length, kind = struct.unpack_from("<IHB", content, at)
-        record += content[at + 7 : at + 7 + length]
-        at += 7 + length
+        _, length, kind = struct.unpack_from("<IHB", content, offset)
+        record += content[offset + 7 : offset + 7 + length]
+        offset += 7 + length
         if kind in (1, 4):  # all of a record, or its last piece
             yield record
             record = b""
 
 
-def curve(lines, name, by="step"):
-    return {line[by]: line[name] for line in lines}
+def curve(lines, name, x_key="step"):
+    return {line[x_key]: line[name] for line in lines}
 
 
 def resumed(name, out):
     """A run that was stopped at its 16th step and went on, with a tracker."""
     needs(name)
     words = f"{WORDS} --dispatch-steps 8 --track {name} --checkpoint-every 8"
-    first = run(words, out, signal_before(3))
-    assert first.code == 75 and len(first.lines) == 2, first.stderr
-    second = run(f"{words} --resume", out)
-    assert second.code == 0 and len(second.lines) == 3, second.stderr
-    for ended in (first, second):
+    stopped_run = run(words, out, signal_before(3))
+    assert stopped_run.code == 75 and len(stopped_run.lines) == 2, stopped_run.stderr
+    resumed_run = run(f"{words} --resume", out)
+    assert resumed_run.code == 0 and len(resumed_run.lines) == 3, resumed_run.stderr
+    for ended in (stopped_run, resumed_run):
         assert "no longer used" not in ended.stderr
         assert "wandb:" not in ended.stdout  # as its lines begin
-    return second
+    return resumed_run
 
 
 def needs(name):
@@ -152,9 +152,9 @@ def test_tensorboard_leaves_event_files_of_others(tmp_path):
 def test_wandb_has_one_run_with_the_curves_of_both_starts(tmp_path):
     ended = resumed("wandb", tmp_path / "out")
     curves, starts = in_wandb(ended.out)
-    (own,) = curves.values()
+    (run_curves,) = curves.values()
     for name in ("test_loss", "bytes_per_worker"):  # any of them may be the x axis
-        assert own[name] == curve(ended.lines, name)
+        assert run_curves[name] == curve(ended.lines, name)
     assert [config["algo"] for config in starts] == ["diloco", "diloco"]
 
 
@@ -163,7 +163,7 @@ class Mine:
 
     def __init__(self, raises=""):
         self.raises = raises
-        self.told = []
+        self.calls = []
 
     def start(self, run):
         self._tell("start", run)
@@ -174,8 +174,8 @@ class Mine:
     def finish(self, summary):
         self._tell("finish", summary)
 
-    def _tell(self, function, told):
-        self.told.append((function, told))
+    def _tell(self, function, value):
+        self.calls.append((function, value))
         if function == self.raises:
             raise ConnectionError("no network\nhere")
 
@@ -188,23 +188,23 @@ def test_a_tracker_that_fails_is_left_out_and_all_else_goes_on(capsys):
         train(TINY, track=[failing, mine])
     trained = raised.value.result
     names = ["start", "log", "log", "finish"]
-    assert [name for name, _ in mine.told] == names
-    (_, run), *lines, (_, summary) = mine.told
+    assert [name for name, _ in mine.calls] == names
+    (_, run), *lines, (_, summary) = mine.calls
     assert [line for _, line in lines] == trained.metrics
     assert summary == trained.summary and run.config["workers"] == 4
-    assert [name for name, _ in failing.told] == names[:2]
+    assert [name for name, _ in failing.calls] == names[:2]
     assert trained.summary["steps"] == TINY.steps
-    [told] = [x for x in capsys.readouterr().err.splitlines() if "Mine" in x]
-    assert told.startswith("--track Mine failed, and is no longer used")
-    assert told.endswith("ConnectionError: no network here")
+    [error_line] = [x for x in capsys.readouterr().err.splitlines() if "Mine" in x]
+    assert error_line.startswith("--track Mine failed, and is no longer used")
+    assert error_line.endswith("ConnectionError: no network here")
 
 
 def test_only_the_first_of_several_processes_tracks():
-    made = prepare(TINY)
-    group = made.group._replace(process=1)
+    prepared_run = prepare(TINY)
+    group = prepared_run.group._replace(process=1)
     mine = Mine()
-    Folder(made._replace(group=group), None, 0.0).track([mine]).finish({})
-    assert mine.told == []
+    Folder(prepared_run._replace(group=group), None, 0.0).track([mine]).finish({})
+    assert mine.calls == []
 
 
 @pytest.mark.parametrize("name", KINDS)

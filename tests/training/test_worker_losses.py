@@ -22,12 +22,12 @@ LOSSES = [[0, (1 + 1 / 4) / 2], [(9 / 64 + 9 / 256) / 2, (25 / 64 + 25 / 256) / 
 
 def test_a_line_has_the_mean_loss_of_each_worker(tmp_path):
     ended = run(COMMAND, tmp_path / "out").with_code(0)
-    found = [line["worker_losses"] for line in ended.lines]
-    assert found == pytest.approx(np.array(LOSSES), rel=1e-5)
+    worker_losses = [line["worker_losses"] for line in ended.lines]
+    assert worker_losses == pytest.approx(np.array(LOSSES), rel=1e-5)
     assert [line["train_loss"] for line in ended.lines] == pytest.approx(
         np.mean(LOSSES, axis=1)
     )
-    assert ended.summary["worker_losses"] == found[-1]
+    assert ended.summary["worker_losses"] == worker_losses[-1]
 
 
 def test_losses_are_summed_across_a_checkpoint_within_a_stretch():
@@ -64,12 +64,16 @@ def test_an_evaluation_is_written_as_it_was_read():
     assert Progress.from_json(content) == progress
 
 
-@pytest.mark.parametrize("kept", [[], [1.0, 2.0, 3.0]], ids=["0.2", "three-workers"])
-def test_losses_that_a_checkpoint_lacks_are_not_known_until_the_next_line(kept):
+@pytest.mark.parametrize(
+    "stored_losses", [[], [1.0, 2.0, 3.0]], ids=["0.2", "three-workers"]
+)
+def test_losses_that_a_checkpoint_lacks_are_not_known_until_the_next_line(
+    stored_losses,
+):
     content = Progress(step=1, losses=[2.0], first_loss=2.0).to_json()
     del content["worker_losses"]
     progress = Progress.from_json(content)
-    progress.worker_losses = kept
+    progress.worker_losses = stored_losses
     for _ in range(2):
         progress.add_dispatch([2.0], np.array([[1.0, 3.0]]), 0.1)
         assert progress.mean_worker_losses() is None
