@@ -202,7 +202,7 @@ def compare(
             _check_importable(variant.objects)
     with study.opened(config) as (plan, maker):
         study.make_runs(config, plan, maker, _never)
-        runs = study.ended(plan)
+        runs = study.read_runs(plan)
     if plan.failures:
         raise BadRequest(plan.failures[0][1].line)
     call = _describe_call(algos, seeds, tune or {}, flags or {})

@@ -43,7 +43,7 @@ from experiments.study.runs import (
     make_trial,
 )
 from experiments.study.sentences import make_title
-from experiments.study.study import SAME
+from experiments.study.study import REPEATED
 from experiments.training.summary import Summary
 
 FOLDER = Path("docs/studies")
@@ -260,7 +260,7 @@ def _read_finals(path: Path) -> Lines:
     for text in path.read_text("utf-8").splitlines():
         line = repeated_fields | json.loads(text)
         lines.append(line)
-        repeated_fields = {key: line[key] for key in line if key in SAME}
+        repeated_fields = {key: line[key] for key in line if key in REPEATED}
     return lines
 
 

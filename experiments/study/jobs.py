@@ -226,7 +226,7 @@ class Jobs:
         }
         unfit = {x: y for x, y in self._checks.items() if y.status == "error"}
         for address, check in unfit.items():
-            line = making.described(check.exception()).line
+            line = making.describe_error(check.exception()).line
             if self._client.cluster is not None:  # no other worker will come
                 raise BadRequest(line)
             self._bar.say_once(f"the Dask worker {address} is refused: {line}")
@@ -305,7 +305,7 @@ def _outcome(job: Job) -> FinishedRun | Refused | None:
     except OSError:  # a full disk would stop all others, too
         raise
     except Exception as error:
-        return making.described(error)
+        return making.describe_error(error)
     if isinstance(outcome, FinishedRun) and not _is_seen(job.run.folder):
         return Refused(
             "its files do not appear in the study's folder: workers must see it at "

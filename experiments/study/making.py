@@ -88,16 +88,17 @@ class Missing(NamedTuple):
     seed: int
 
     @property
-    def cell(self) -> str:
+    def set_name(self) -> str:
         """The name of all seeds, for the user."""
-        runs = self.runs
-        trial = runs.trial if runs.is_trial else ""
-        return " ".join(x for x in (runs.variant.label, runs.point, trial) if x)
+        names = [self.runs.variant.label, self.runs.point]
+        if self.runs.is_trial:
+            names.append(self.runs.trial)
+        return " ".join(filter(None, names))
 
     @property
     def name(self) -> str:
         """The name of the run, for the user."""
-        return f"{self.cell}, seed {self.seed}"
+        return f"{self.set_name}, seed {self.seed}"
 
     @property
     def folder(self) -> Path:
@@ -122,10 +123,11 @@ class StudyQueue:
             earlier ones are done.
 
     Attributes:
+        planned: the run sets to report, with all their trials so far.
         total: the number of all runs.
-        done: the number of runs that exist.
+        num_done: the number of runs that exist.
         failures: the runs that failed, and why.
-        found: the run sets to report, with the chosen values; None while trials run.
+        reported: the run sets to report, with the chosen values; None while trials run.
         waiting: the missing runs that are known so far and that no job makes.
     """
 
@@ -133,66 +135,72 @@ class StudyQueue:
         self,
         planned: Sequence[RunSet],
         choose: Callable[[RunSet], RunSet | None],
-        further: Callable[[RunSet], Iterator[list[RunSet]]] = lambda made: iter(()),
+        further: Callable[[RunSet], Iterator[list[RunSet]]] = lambda runs: iter(()),
     ):
         self.planned = [*planned]
         self._choose = choose
         self._further = [further(runs) for runs in planned]
-        sets = [x for runs in planned for x in (runs, *runs.trials)]
-        self.total = sum(len(x.seeds) for x in sets)
-        self.done = 0
+        self.total = 0
+        for runs in planned:
+            self.total += sum(len(x.seeds) for x in (runs, *runs.trials))
+        self.num_done = 0
         self.failures = list[tuple[Missing, Refused]]()
-        self.found: list[RunSet | None] = [None] * len(planned)
+        self.reported: list[RunSet | None] = [None] * len(planned)
         self.waiting = list[Missing]()
-        self._taken = Counter[int]()  # runs in progress, by number
-        self._trials = Counter[int]()  # trials left, by number
+        self._runs_in_progress = Counter[int]()  # by number
+        self._missing_trials = Counter[int]()  # by number
         # All trials first: the final runs then fill the gaps at the end.
         for number, runs in enumerate(planned):
-            self._trials[number] = self._add(number, runs.trials, len(self.waiting))
+            self._missing_trials[number] = self._add(
+                number, runs.trials, len(self.waiting)
+            )
         for number in range(len(planned)):
-            if not self._trials[number]:
+            if not self._missing_trials[number]:
                 self._go_on(number, len(self.waiting))
 
     @property
     def missing(self) -> int:
         """The number of runs that do not exist yet."""
-        return self.total - self.done
+        return self.total - self.num_done
 
     @property
     def is_over(self) -> bool:
         """Whether nothing waits and nothing runs."""
-        return not self.waiting and not self._taken.total()
+        return not self.waiting and not self._runs_in_progress.total()
 
-    def take(self, last: int | None = None) -> Missing | None:
+    def take(self, last_number: int | None = None) -> Missing | None:
         """Returns the run that a free job makes next; None while there is none.
 
         Args:
-            last: the number of the job's last run.
+            last_number: the number of the job's last run.
         """
         if not self.waiting:
             return None
         # Programs are compiled by as few jobs as possible: a job stays with its number,
         # or begins one that no other job has.
-        run = min(self.waiting, key=lambda x: (x.number != last, self._taken[x.number]))
+        run = min(
+            self.waiting,
+            key=lambda x: (x.number != last_number, self._runs_in_progress[x.number]),
+        )
         self.waiting.remove(run)
-        self._taken[run.number] += 1
+        self._runs_in_progress[run.number] += 1
         return run
 
-    def ended(self, run: Missing, outcome: FinishedRun | Refused) -> None:
+    def count(self, run: Missing, outcome: FinishedRun | Refused) -> None:
         """Counts a run, which was made or failed."""
-        self._taken[run.number] -= 1
+        self._runs_in_progress[run.number] -= 1
         if isinstance(outcome, FinishedRun):
-            self.done += 1
+            self.num_done += 1
         else:
             self.failures.append((run, outcome))
-        self._trials[run.number] -= 1
-        if self._trials[run.number] == 0:  # final runs count on, below it
+        self._missing_trials[run.number] -= 1
+        if self._missing_trials[run.number] == 0:  # final runs count on, below it
             # First of all that wait: their variant has been under way the longest.
             self._go_on(run.number, 0)
 
     def give_back(self, run: Missing) -> None:
         """Takes back a run that a job has not made."""
-        self._taken[run.number] -= 1
+        self._runs_in_progress[run.number] -= 1
         self.waiting.insert(0, run)
 
     def _go_on(self, number: int, place: int) -> None:
@@ -202,24 +210,30 @@ class StudyQueue:
             planned = planned._replace(trials=join_trials(planned.trials, trials))
             self.planned[number] = planned
             self.total += sum(len(x.seeds) for x in trials)
-            self._trials[number] = self._add(number, trials, place)
-            if self._trials[number]:
+            self._missing_trials[number] = self._add(number, trials, place)
+            if self._missing_trials[number]:
                 return
-        runs = self.found[number] = self._choose(planned)
+        runs = self._choose(planned)
+        self.reported[number] = runs
         if runs is not None:
             self._add(number, [runs], place)
             return
-        why = Refused("all of its trials failed, so no values can be chosen", True)
-        self.failures.append((Missing(number, planned, planned.seeds[0]), why))
+        refusal = Refused(
+            "all of its trials failed, so no values can be chosen", is_request=True
+        )
+        self.failures.append((Missing(number, planned, planned.seeds[0]), refusal))
 
     def _add(self, number: int, sets: Sequence[RunSet], place: int) -> int:
         """Adds the missing runs of some run sets; returns how many there are."""
-        missing = [Missing(number, runs, x) for runs in sets for x in runs.missing()]
+        missing: list[Missing] = []
+        for runs in sets:
+            missing += [Missing(number, runs, seed) for seed in runs.missing()]
+            self.num_done += len(runs.seeds)
+        self.num_done -= len(missing)
         for run in missing:
-            why = damage(run.folder)
-            if why:
-                terminal.say(f"{why}: the run is repeated")
-        self.done += sum(len(runs.seeds) for runs in sets) - len(missing)
+            damage_text = damage(run.folder)
+            if damage_text:
+                terminal.say(f"{damage_text}: the run is repeated")
         self.waiting[place:place] = missing
         return len(missing)
 
@@ -230,88 +244,133 @@ class _Steps(terminal.Report):
     def __init__(self, steps: int, report: Callable[[News], None]):
         self._steps = steps
         self._report = report
-        self._last = 0.0
+        self._report_time = 0.0
 
     def step(self, steps_done: int, loss: float) -> None:
-        if time.monotonic() - self._last > PAUSE:
-            self._last = time.monotonic()
+        if time.monotonic() - self._report_time > PAUSE:
+            self._report_time = time.monotonic()
             self._report((steps_done, self._steps, loss))
 
 
-class Maker(Loader):
-    """Makes runs one after the other, reusing the programs of the last if possible.
+class Cell:
+    """The runs of one variant at one point in this process, one after the other.
+
+    They share their programs, the ends of their rounds and the effective rate, as far
+    as their settings allow (see `plan.Programs`), and the data with all other cells.
+
+    Args:
+        objects: what Python code passed in place of the configs' names.
+        loader: makes plans, and loads the data.
 
     Attributes:
-        programs: those of the last run; None if the next shares none.
+        programs: those of the last run; None before it.
     """
 
-    def __init__(self):
-        super().__init__()
+    def __init__(self, objects: Objects, loader: Loader):
         self.programs: Programs | None = None
-        self._number = 0
+        self._objects = objects
+        self._loader = loader
 
-    def turn_to(self, number: int) -> None:
-        """Forgets the programs of all run sets but this, of 30 MB each."""
-        if number != self._number:
-            self._number = number
-            self.programs = None
-            jax.clear_caches()
-
-    def make(
+    def run(
         self,
         config: RunConfig,
         folder: Path,
         report: Callable[[News], None],
-        asked_to_stop: stopping.ReadSignal,
-        objects: Objects = NO_OBJECTS,
-    ) -> FinishedRun | Refused:
-        """Executes one run.
+        read_signal: stopping.ReadSignal,
+    ) -> Summary:
+        """Executes one run, and returns its summary.
 
         Args:
             config: the config of the run.
             folder: the folder of its files, which appears once all of them exist.
             report: function that is called with its news.
-            asked_to_stop: function that is called before each dispatch.
-            objects: what Python code passed in place of the config's names.
+            read_signal: function that is called before each dispatch.
+
+        Raises:
+            StopRequested: it was asked to stop.
+            OSError: a file cannot be written.
+            Exception: the run cannot be made.
+        """
+        start_time = time.perf_counter()
+        clear(folder)
+        plan, data = self._loader.plan(config, self.programs, self._objects)
+        self.programs = plan.programs
+        run = make_run(plan, data)
+        if run.rounds.untrained:
+            report(
+                "the results will be those of the initial model: "
+                f"{run.rounds.untrained}"
+            )
+        with unfinished(folder) as temporary_folder:
+            run_folder = Folder(run, temporary_folder, start_time)
+            run_folder.record([*list_command(config), "--seed", str(config.seed)])
+            # Only the last evaluation decides between trials: 18 others took 30 %
+            # of a trial's time.
+            outcome = run_folder.train(
+                _Steps(run.config.steps, report),
+                read_signal,
+                evaluate_at_end_only=config.validation is not None,
+            )
+            if outcome.stopped:
+                raise StopRequested
+            summary = replace(
+                summarize(run, outcome),
+                correct=correct(run, outcome),
+                total_seconds=round(run_folder.seconds, 3),
+            )
+            run_folder.write(summary)
+        return summary
+
+
+class Maker:
+    """Makes the runs of a study in this process, and keeps one cell at a time.
+
+    Attributes:
+        loader: makes plans, and loads the data of all runs once.
+        cell: that of the last run; None before it.
+    """
+
+    def __init__(self):
+        self.loader = Loader()
+        self.cell: Cell | None = None
+        self._number: int | None = None
+
+    def make(
+        self,
+        number: int,
+        config: RunConfig,
+        folder: Path,
+        report: Callable[[News], None],
+        read_signal: stopping.ReadSignal,
+        objects: Objects = NO_OBJECTS,
+    ) -> FinishedRun | Refused:
+        """Executes one run; see `Cell.run`.
+
+        Args:
+            number: that of the run's cell.
+            config, folder, report, read_signal: as for `Cell.run`.
+            objects: those of the run's cell.
 
         Raises:
             StopRequested: it was asked to stop.
             OSError: a file cannot be written.
         """
-        started = time.perf_counter()
+        if self.cell is None or number != self._number:
+            # The programs of other cells would take 30 MB each.
+            jax.clear_caches()
+            self.cell = Cell(objects, self.loader)
+            self._number = number
         try:
-            clear(folder)
-            plan, data = self.plan(config, self.programs, objects)
-            self.programs = plan.programs
-            run = make_run(plan, data)
-            why = run.rounds.untrained
-            if why:
-                report(f"the results will be those of the initial model: {why}")
-            with unfinished(folder) as place:
-                own = Folder(run, place, started)
-                own.record([*list_command(config), "--seed", str(config.seed)])
-                shown = _Steps(run.config.steps, report)
-                # Only the last evaluation decides between trials: 18 others took 30 %
-                # of a trial's time.
-                is_trial = config.validation is not None
-                outcome = own.train(shown, asked_to_stop, evaluate_at_end_only=is_trial)
-                if outcome.stopped:
-                    raise StopRequested
-                summary = replace(
-                    summarize(run, outcome),
-                    correct=correct(run, outcome),
-                    total_seconds=round(own.seconds, 3),
-                )
-                own.write(summary)
+            summary = self.cell.run(config, folder, report, read_signal)
         except (StopRequested, OSError):
             raise
         # The other runs continue: one failure must not stop hundreds of runs.
         except Exception as error:
-            return described(error)
-        return FinishedRun(_results(summary))
+            return describe_error(error)
+        return FinishedRun(_format_results(summary))
 
 
-def described(error: Exception) -> Refused:
+def describe_error(error: Exception) -> Refused:
     """Returns an error in one line."""
     if isinstance(error, BadRequest):
         return Refused(in_one_line(error), is_request=True)
@@ -371,7 +430,7 @@ def _rename(place: Path, folder: Path) -> None:
     files.sync_folder(folder.parent)
 
 
-def _results(summary: Summary) -> str:
+def _format_results(summary: Summary) -> str:
     """Returns the results of a run as text, without its training loss."""
     if summary.diverged:
         step = summary.diverged_at  # None if only the test loss was not finite
@@ -396,17 +455,19 @@ class StudyProgress:
 
     Attributes:
         plan: the runs.
-        made: the number of runs made.
+        num_made: the number of runs made.
     """
 
     def __init__(self, plan: StudyQueue, bar: Progress):
-        self.made = 0
+        self.num_made = 0
         self.plan = plan
         self._bar = bar
         self._lines = dict[str, TaskID]()
-        self._said = set[str]()
-        self._started = time.perf_counter()
-        self._all = bar.add_task("runs", total=plan.total, completed=plan.done, left="")
+        self._messages = set[str]()
+        self._start_time = time.perf_counter()
+        self._all = bar.add_task(
+            "runs", total=plan.total, completed=plan.num_done, left=""
+        )
 
     def begin(self, run: Missing) -> None:
         """Starts the line of a run, to be ended by `end` or `drop`."""
@@ -415,22 +476,22 @@ class StudyProgress:
     def show(self, run: Missing, news: News) -> None:
         """Shows news about a run; a warning is shown once for all seeds."""
         if isinstance(news, str):
-            self.say_once(f"{run.cell}: {news}")
+            self.say_once(f"{run.set_name}: {news}")
         else:
-            done, steps, loss = news
-            text = f"step {done}/{steps}  loss {terminal.figure(loss)}"
-            self._bar.update(self._lines[run.name], completed=done / steps, left=text)
+            step, steps, loss = news
+            text = f"step {step}/{steps}  loss {terminal.figure(loss)}"
+            self._bar.update(self._lines[run.name], completed=step / steps, left=text)
         self._show_all()
 
     def end(self, run: Missing, outcome: FinishedRun | Refused) -> None:
         """Counts a run, ends its line, and shows its results or why it failed."""
-        self.plan.ended(run, outcome)
+        self.plan.count(run, outcome)
         self.drop(run)
         if isinstance(outcome, FinishedRun):
-            self.made += 1
-            at = f"{self.plan.done}/{self.plan.total}"
-            left = self._left()
-            self.say(f"run {at} {run.name}: {outcome.words}  {left}".rstrip())
+            self.num_made += 1
+            count = f"{self.plan.num_done}/{self.plan.total}"
+            text = f"run {count} {run.name}: {outcome.words}  {self._time_left()}"
+            self.say(text.rstrip())
         else:
             self.say(f"failed: {run.name}: {outcome.line}")
 
@@ -445,8 +506,8 @@ class StudyProgress:
 
     def say_once(self, text: str) -> None:
         """Shows a text, unless it was shown before."""
-        if text not in self._said:
-            self._said.add(text)
+        if text not in self._messages:
+            self._messages.add(text)
             self.say(text)
 
     def _show_all(self) -> None:
@@ -454,25 +515,25 @@ class StudyProgress:
         shares = [x.completed for x in self._bar.tasks if x.id in self._lines.values()]
         if len(shares) > 1:
             description = (
-                f"{self.plan.done}/{self.plan.total} runs, {len(shares)} running"
+                f"{self.plan.num_done}/{self.plan.total} runs, {len(shares)} running"
             )
         else:
-            description = f"{self.plan.done}/{self.plan.total} runs"
+            description = f"{self.plan.num_done}/{self.plan.total} runs"
         self._bar.update(
             self._all,
-            completed=self.plan.done + sum(shares),
+            completed=self.plan.num_done + sum(shares),
             description=description,
-            left=self._left(sum(shares)),
+            left=self._time_left(sum(shares)),
         )
 
-    def _left(self, parts: float = 0.0) -> str:
+    def _time_left(self, parts: float = 0.0) -> str:
         """Returns the time left in words; `parts` is what is done of runs under way."""
-        made = self.made + parts
-        missing = self.plan.missing - parts
+        made_runs = self.num_made + parts
+        missing_runs = self.plan.missing - parts
         # The first runs take much longer, because their steps are compiled.
-        if made < max(0.2, (made + missing) / 20) or missing <= 0:
+        if made_runs < max(0.2, (made_runs + missing_runs) / 20) or missing_runs <= 0:
             return ""
-        seconds = (time.perf_counter() - self._started) / made * missing
+        seconds = (time.perf_counter() - self._start_time) / made_runs * missing_runs
         return f"about {terminal.duration(seconds, digits=2)} left"
 
 
@@ -483,19 +544,28 @@ def progress(plan: StudyQueue) -> Iterator[StudyProgress]:
         yield StudyProgress(plan, bar)
 
 
-def here(maker: Maker, bar: StudyProgress, asked_to_stop: stopping.ReadSignal) -> None:
+def make_all(
+    maker: Maker, bar: StudyProgress, read_signal: stopping.ReadSignal
+) -> None:
     """Makes all runs of a plan in this process, one after the other."""
-    number = 0
-    while (run := bar.plan.take(number)) is not None:
+    number = None
+    while True:
+        run = bar.plan.take(number)
+        if run is None:
+            return
         number = run.number
-        maker.turn_to(number)
         # Before the first run nothing can be lost: the signal ends the process.
-        if bar.made and asked_to_stop():
+        if bar.num_made and read_signal():
             raise StopRequested
         bar.begin(run)
-        show = partial(bar.show, run)
-        objects = run.runs.variant.objects
-        outcome = maker.make(run.config, run.folder, show, asked_to_stop, objects)
+        outcome = maker.make(
+            number,
+            run.config,
+            run.folder,
+            partial(bar.show, run),
+            read_signal,
+            run.runs.variant.objects,
+        )
         bar.end(run, outcome)
 
 
@@ -505,7 +575,7 @@ def cleaned(out: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        found = *out.glob("runs/*/**/.seed-*"), *out.glob("tuning/*/**/.seed-*")
-        for unfinished in found:
-            if re.fullmatch(r"\.seed-\d+-[0-9a-f]{8}", unfinished.name):
-                shutil.rmtree(unfinished, ignore_errors=True)
+        for kind in ("runs", "tuning"):
+            for folder in out.glob(f"{kind}/*/**/.seed-*"):
+                if re.fullmatch(r"\.seed-\d+-[0-9a-f]{8}", folder.name):
+                    shutil.rmtree(folder, ignore_errors=True)

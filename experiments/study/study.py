@@ -30,6 +30,7 @@ from experiments.study.jobs import ANSWER, reach
 from experiments.study.making import Maker, Missing, StopRequested, StudyQueue, progress
 from experiments.study.results import Report
 from experiments.study.runs import (
+    Loader,
     RunSet,
     choose_values,
     further_trials,
@@ -48,7 +49,7 @@ NAME = "study.json"
 # command that repeats the run if --seed is added. Two devices round otherwise than one,
 # by which a seed of a small model ends half a point elsewhere.
 MACHINE = "commit", "versions", "processor", "devices", "lanes"
-SAME = *MACHINE, "sends", "command"
+REPEATED = *MACHINE, "sends", "command"
 # The fields of a summary to record, beside the measures on test data.
 FINAL = "train_loss", "diverged", "bytes_per_worker", "lr", "effective_lr"
 
@@ -72,9 +73,9 @@ def run(
                 return stopping.COMPLETED
             if not make_runs(config, plan, maker, asked_to_stop):
                 return None
-            runs = ended(plan)
-            if plan.failures and (code := _failed(config, plan, runs)):
-                return code
+            runs = read_runs(plan)
+            if plan.failures and not _can_report(config, plan, runs):
+                return stopping.FAILED
             return _report(config, report(config, argv, runs), runs, plan)
     except OSError as error:
         # Such as a full disk or a lost scheduler, or a folder that is closed to us.
@@ -94,7 +95,7 @@ def opened(config: StudyConfig) -> Iterator[tuple[StudyQueue, Maker]]:
         BadRequest: the flags are impossible, or the folder holds something else.
     """
     out = config.folder
-    held = lock.lock_folder(config.folder)
+    folder_lock = lock.lock_folder(config.folder)
     refusal = None
     with refusing():
         try:
@@ -102,21 +103,23 @@ def opened(config: StudyConfig) -> Iterator[tuple[StudyQueue, Maker]]:
         except BadRequest as error:  # a finished study needs no room to be reported
             if not (out / NAME).exists():
                 raise
-            held = nullcontext()
+            folder_lock = nullcontext()
             refusal = error
-        with held:
+        with folder_lock:
             _use_devices(config)
             maker = Maker()
-            runs = run_sets(config, maker)
-            content = _identity(config, maker.checksums())
+            runs = run_sets(config, maker.loader)
+            content = _identity(config, maker.loader.checksums())
             _check_folder(out, content)
-            _check_measure(config, runs[0], maker)
+            _check_measure(config, runs[0], maker.loader)
             if config.scheduler is not None:
                 reach(config.scheduler, ANSWER)
             if not (out / NAME).exists():
                 files.write_json(out / NAME, content)
             choose = partial(choose_values, measure_key=config.measure)
-            plan = StudyQueue(runs, choose, partial(further_trials, config, maker))
+            plan = StudyQueue(
+                runs, choose, partial(further_trials, config, maker.loader)
+            )
             if refusal is not None and plan.missing:
                 raise refusal
             yield plan, maker
@@ -144,8 +147,8 @@ def make_runs(
         Unreachable: no scheduler answers.
     """
     with progress(plan) as bar, making.cleaned(config.folder):
-        if plan.done:
-            bar.say(f"{plan.done} of {plan.total} runs are already complete")
+        if plan.num_done:
+            bar.say(f"{plan.num_done} of {plan.total} runs are already complete")
         elif plan.total == 1:
             bar.say("1 run")
         else:
@@ -154,25 +157,29 @@ def make_runs(
             if config.is_parallel and plan.missing:
                 jobs.make(config, bar, asked_to_stop)
             else:
-                making.here(maker, bar, asked_to_stop)
+                making.make_all(maker, bar, asked_to_stop)
         except StopRequested:
-            bar.say(f"stopped after {plan.done} of {plan.total} runs")
+            bar.say(f"stopped after {plan.num_done} of {plan.total} runs")
             return False
     return True
 
 
-def command(run: Missing, devices: int | None, more: Sequence[str] = ()) -> str:
+def command(
+    run: Missing, devices: int | None, further_words: Sequence[str] = ()
+) -> str:
     """Returns the command of one run, for job arrays and xargs.
 
     Args:
         run: the run.
         devices: CPU devices, and threads; None uses this machine's numbers everywhere.
-        more: further words.
+        further_words: words that follow the command.
     """
+    words: list[str] = []
     environ = jobs.job_environment(devices)
-    prefix = ["env", *(f"{k}={x}" for k, x in environ.items())] if environ else []
-    words = [*list_command(run.config), "--seed", str(run.seed), *more]
-    return shlex.join([*prefix, *words])
+    if environ:
+        words += ["env", *(f"{name}={value}" for name, value in environ.items())]
+    words += [*list_command(run.config), "--seed", str(run.seed), *further_words]
+    return shlex.join(words)
 
 
 def show_commands(config: StudyConfig, plan: StudyQueue) -> None:
@@ -194,25 +201,38 @@ def show_commands(config: StudyConfig, plan: StudyQueue) -> None:
         terminal.say(f"{listed_runs} of {plan.total} runs are listed")
 
 
-def ended(plan: StudyQueue) -> list[RunSet]:
+def read_runs(plan: StudyQueue) -> list[RunSet]:
     """Returns the runs to report, read from their files."""
     # A report depends only on the files: those just made are read again, too.
-    runs = [each.read() for each in plan.found if each is not None]
-    return [each for each in runs if each.summaries]
+    run_sets: list[RunSet] = []
+    for planned in plan.reported:
+        if planned is None:
+            continue
+        run_set = planned.read()
+        if run_set.summaries:
+            run_sets.append(run_set)
+    return run_sets
 
 
 def _use_devices(config: StudyConfig) -> None:
     """Sets up the CPU devices that the runs need, before the first run starts jax."""
     if config.devices_per_job is not None:
         return use_devices(config.devices_per_job)
-    runs = [run for points in config.points.values() for run in points.values()]
     # Jobs, and runs without a mesh, get the same number of devices.
-    use_cpu_devices(max(cores(), *(run.mesh_devices() for run in runs)))
+    num_devices = cores()
+    for points in config.points.values():
+        for run_config in points.values():
+            num_devices = max(num_devices, run_config.mesh_devices())
+    use_cpu_devices(num_devices)
     jax.devices()
 
 
-def _failed(config: StudyConfig, plan: StudyQueue, runs: Sequence[RunSet]) -> int:
-    """Says what failed; returns the exit code if no report is possible, otherwise 0."""
+def _can_report(config: StudyConfig, plan: StudyQueue, runs: Sequence[RunSet]) -> bool:
+    """Says what failed; returns whether a report is possible.
+
+    Raises:
+        BadRequest: all runs were refused.
+    """
     first_run, refusal = plan.failures[0]
     if not runs and all(refused.is_request for _, refused in plan.failures):
         raise BadRequest(refusal.line)
@@ -223,11 +243,13 @@ def _failed(config: StudyConfig, plan: StudyQueue, runs: Sequence[RunSet]) -> in
     )
     baseline = config.compared_to
     points = {run_set.point for run_set in runs}
-    baseline_points = {r.point for r in runs if r.variant.label == baseline}
+    baseline_points = {
+        run_set.point for run_set in runs if run_set.variant.label == baseline
+    }
     if points - baseline_points:
         terminal.say(f"no report: the baseline {baseline} has no run to compare with")
-        return stopping.FAILED
-    return 0 if runs else stopping.FAILED
+        return False
+    return bool(runs)
 
 
 def report(config: StudyConfig, argv: Sequence[str], runs: list[RunSet]) -> Report:
@@ -269,20 +291,24 @@ def _report(
     return code
 
 
-def write_all(config: StudyConfig, found: Report, runs: Sequence[RunSet]) -> None:
+def write_all(config: StudyConfig, report: Report, runs: Sequence[RunSet]) -> None:
     """Writes the files of a study beside those of its runs."""
     out = config.folder
     files.write(out / "metrics.jsonl", files.json_lines(study_lines(runs)))
     finals = files.json_lines(without_repeats(final_lines(runs)))
     files.write(out / "finals.jsonl", finals)
-    page.write(found, out)
+    page.write(report, out)
 
 
 def without_repeats(lines: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yields the lines without what the line before says, too."""
     # It is more than half of a line's bytes.
-    for before, line in pairwise(chain([{}], lines)):
-        yield {k: x for k, x in line.items() if k not in SAME or x != before.get(k, ())}
+    for previous, line in pairwise(chain([{}], lines)):
+        changed_line: dict[str, Any] = {}
+        for key, value in line.items():
+            if key not in REPEATED or value != previous.get(key, ()):
+                changed_line[key] = value
+        yield changed_line
 
 
 def study_lines(runs: Iterable[RunSet]) -> Iterator[dict[str, Any]]:
@@ -336,24 +362,25 @@ def _identity(config: StudyConfig, checksums: list[str]) -> dict[str, Any]:
     return json.loads(json.dumps(content))
 
 
-def _check_measure(config: StudyConfig, first: RunSet, maker: Maker) -> None:
+def _check_measure(config: StudyConfig, run_set: RunSet, loader: Loader) -> None:
     """Raises a ValueError if no run will have the measure or can reach the target.
 
-    The first of the runs is traced on shapes.
+    The first run of the set is traced on shapes.
     """
     key = config.measure
     target = config.target
     if key is None and target is None:
         return
-    config_of_run = first.make_config(first.seeds[0])
-    plan, data = maker.plan(config_of_run, objects=first.variant.objects)
+    seed = run_set.seeds[0]
+    run_config = run_set.make_config(seed)
+    plan, data = loader.plan(run_config, objects=run_set.variant.objects)
     with explained(TASK.flag, plan.config.task):
-        params, buffers = check_model(plan.task, first.seeds[0])
+        params, buffers = check_model(plan.task, seed)
         values = check_apply(plan.task, params, buffers, data.test)
     figures = (*plan.task.figures, *plan.task.mean_figures)
     names = [f"test_{name}" for name in (*values, *figures)]
-    by = choose_measure(key, [dict.fromkeys(names, 1.0)])
-    if target is not None and by is ACCURACY and target > 1:
+    measure = choose_measure(key, [dict.fromkeys(names, 1.0)])
+    if target is not None and measure is ACCURACY and target > 1:
         raise ValueError(f"--target {target:g}: an accuracy is at most 1, such as 0.95")
 
 
@@ -361,7 +388,7 @@ def _check_folder(out: Path, content: dict[str, Any]) -> None:
     """Raises a ValueError if the folder holds something other than this study."""
     path = out / NAME
     if not path.exists():
-        if any(each.name != lock.NAME for each in out.iterdir()):
+        if any(entry.name != lock.NAME for entry in out.iterdir()):
             raise ValueError(f"--out {out} holds other files: use another folder")
         return
     try:
@@ -377,7 +404,9 @@ def _check_folder(out: Path, content: dict[str, Any]) -> None:
                 # Studies of 0.3 did not note the user's files.
                 recorded_value = recorded.get(key, value)
                 if recorded_value != value:
-                    differences.append(f"{key} ({_changed(recorded_value, value)})")
+                    differences.append(
+                        f"{key} ({_describe_change(recorded_value, value)})"
+                    )
     except files.Damaged as error:
         raise ValueError(f"{error}: use another --out") from None
     if differences:
@@ -388,21 +417,22 @@ def _check_folder(out: Path, content: dict[str, Any]) -> None:
         terminal.say("another syncalgos began this study: results may differ since")
 
 
-def _changed(old: dict[str, Any], new: dict[str, Any]) -> str:
+def _describe_change(old: dict[str, Any], new: dict[str, Any]) -> str:
     """Returns the first difference as text."""
     name = next(name for name in {**new, **old} if old.get(name) != new.get(name))
     noun = {"entries": "algorithms", "words": "flags"}.get(name, name)
-    return f"{noun}: {_given(old.get(name))}; now: {_given(new.get(name))}"
+    old_text = _format_setting(old.get(name))
+    return f"{noun}: {old_text}; now: {_format_setting(new.get(name))}"
 
 
-def _given(value: Any) -> str:
+def _format_setting(value: Any) -> str:
     """Returns a setting as on a command line: "bmuf, Slow=diloco --period 64"."""
     match value:
         case [str(label), str(algo), [*words]]:
             call = " ".join([algo, *words])
             return call if label in (algo, call) else f"{label}={call}"
         case [[*_], *_]:
-            return ", ".join(map(_given, value))
+            return ", ".join(map(_format_setting, value))
         case [*words]:
             return " ".join(words) or "none"
         case _:

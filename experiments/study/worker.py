@@ -96,7 +96,8 @@ def check(order: Order) -> None:
                     "they agree"
                 )
         objects = pickle.loads(order["objects"])
-        _maker(order["topic"]).plan(RunConfig(**order["first"]), objects=objects)
+        loader = _maker(order["topic"]).loader
+        loader.plan(RunConfig(**order["first"]), objects=objects)
 
 
 def make_run(
@@ -106,7 +107,7 @@ def make_run(
 
     Args:
         order: the command's order.
-        number: the number of the run set to report; its runs share programs.
+        number: the number of the run's cell.
         config: the fields of the run's config.
         folder: the folder of its files.
         objects: the `Objects` of the run, pickled.
@@ -125,9 +126,9 @@ def make_run(
 
     with _set_up(order):
         maker = _maker(order["topic"])
-        maker.turn_to(number)
         is_unwanted = partial(_is_unwanted, worker, key)
         return maker.make(
+            number,
             RunConfig(**config),
             Path(folder),
             report,
@@ -195,10 +196,12 @@ def modules(names: Iterable[str]) -> list[str]:
 
 def of_code(module: str) -> str:
     """Returns a digest of a module's code: of all files, if it is one of `PACKAGES`."""
-    path = Path(importlib.import_module(module).__file__ or "")
-    paths = sorted(path.parent.rglob("*.py")) if module in PACKAGES else [path]
+    module_path = Path(importlib.import_module(module).__file__ or "")
+    paths = [module_path]
+    if module in PACKAGES:
+        paths = sorted(module_path.parent.rglob("*.py"))
     # Lock files of text editors are broken links.
-    contents = (each.read_bytes() for each in paths if each.is_file())
+    contents = [path.read_bytes() for path in paths if path.is_file()]
     return hashlib.sha256(b"".join(contents)).hexdigest()
 
 

@@ -167,8 +167,8 @@ def test_each_run_is_handed_out_once_and_finals_after_their_own_trials(
         if not run.runs.is_trial:
             assert sum(x.startswith(f"{run.runs.name} ") for x in ended_runs) == trials
         ended_runs.append(run.name)
-        queue.ended(run, FinishedRun(""))
-    assert len({*ended_runs}) == len(ended_runs) == queue.total == queue.done
+        queue.count(run, FinishedRun(""))
+    assert len({*ended_runs}) == len(ended_runs) == queue.total == queue.num_done
     assert queue.total == variants * (trials + seeds)
 
 
@@ -177,10 +177,10 @@ def test_a_job_stays_with_its_variant_or_begins_one_that_no_other_job_has(tmp_pa
     first_run = queue.take()
     second_run = queue.take()
     assert first_run and second_run and (first_run.number, second_run.number) == (0, 1)
-    queue.ended(second_run, FinishedRun(""))
+    queue.count(second_run, FinishedRun(""))
     third_run = queue.take(second_run.number)
     assert third_run and third_run.number == second_run.number
-    queue.ended(first_run, FinishedRun(""))
+    queue.count(first_run, FinishedRun(""))
     later_runs = [queue.take(1) for _ in range(3)]
     assert [run.number for run in later_runs if run] == [0, 2, 2]
 
@@ -192,7 +192,7 @@ def test_runs_that_are_there_are_not_planned(tmp_path):
         write_run(sets[0].seed_folder(seed), "bmuf", (0.1, 0.2, 0.3), stopped=stopped)
     queue = StudyQueue(sets, lambda run_set: run_set)
     assert [run.seed for run in queue.waiting] == [0, 2]
-    assert (queue.done, queue.total) == (1, 3)
+    assert (queue.num_done, queue.total) == (1, 3)
 
 
 def test_failed_trials_leave_their_variant_without_runs_alone(tmp_path):
@@ -201,9 +201,9 @@ def test_failed_trials_leave_their_variant_without_runs_alone(tmp_path):
     run = queue.take()
     while run:
         is_bad = run.name.startswith("v0")
-        queue.ended(run, Refused("bad") if is_bad else FinishedRun(""))
+        queue.count(run, Refused("bad") if is_bad else FinishedRun(""))
         run = queue.take()
-    assert [x is None for x in queue.found] == [True, False]
+    assert [x is None for x in queue.reported] == [True, False]
     assert [x.line for _, x in queue.failures][-1].startswith(
         "all of its trials failed"
     )

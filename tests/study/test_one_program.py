@@ -34,15 +34,16 @@ class Runs:
     def make(self, words):
         config = parse([*WORDS.split(), *FAST.split(), *words.split()])
         out = self.folder / words.replace(" ", "") / f"seed-{config.seed}"
-        answer = self.maker.make(config, out, lambda news: None, lambda: 0)
+        answer = self.maker.make(0, config, out, lambda news: None, lambda: 0)
         assert isinstance(answer, FinishedRun), answer
         return json.loads((out / "summary.json").read_text())
 
     @property
     def programs(self):
         """The programs of the last run."""
-        assert self.maker.programs is not None
-        return self.maker.programs
+        cell = self.maker.cell
+        assert cell is not None and cell.programs is not None
+        return cell.programs
 
     @property
     def ends(self):
