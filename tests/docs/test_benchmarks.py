@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import itertools
 import json
 import sys
 
@@ -39,7 +40,9 @@ def test_a_benchmark_has_a_help(name, monkeypatch, capsys):
 
 def test_a_peer_that_failed_in_the_turn_of_ctrl_c_is_left_out(monkeypatch):
     """Every other turn goes backwards."""
-    entries = [peers.Entry(each, 2, [], [1]) for each in peers.CONTESTANTS[:4]]
+    entries = [
+        peers.Entry(contestant, 2, [], [1]) for contestant in peers.CONTESTANTS[:4]
+    ]
     attempts = []
 
     def attempt(entry, turn, *_):
@@ -51,16 +54,16 @@ def test_a_peer_that_failed_in_the_turn_of_ctrl_c_is_left_out(monkeypatch):
         return (turn, number) not in ((0, 3), (1, 2))
 
     monkeypatch.setattr(peers, "attempt", attempt)
-    kept = peers.measure_all(entries, {}, argparse.Namespace(repeats=3))
-    assert kept == entries[:2]
+    measured_entries = peers.measure_all(entries, {}, argparse.Namespace(repeats=3))
+    assert measured_entries == entries[:2]
     assert attempts == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 2), (1, 1)]
 
 
 @pytest.mark.parametrize("name", tiers(SMALLEST, slow=["sync_cost"]))
 def test_a_small_run_reports_records_and_a_table(name):
     words, count = SMALLEST[name]
-    said, _ = run_python(["-m", f"benchmarks.{name}", *words.split()], timeout=300)
-    lines = said.splitlines()
+    stdout, _ = run_python(["-m", f"benchmarks.{name}", *words.split()], timeout=300)
+    lines = stdout.splitlines()
     records = [json.loads(line) for line in lines if line.startswith("{")]
     assert [record["benchmark"] for record in records] == [name.split(".")[-1]] * count
     assert sum(line.startswith("|") for line in lines) == 2 + count
@@ -68,9 +71,8 @@ def test_a_small_run_reports_records_and_a_table(name):
 
 def test_the_page_of_torchft_shows_the_goodput_that_was_measured():
     rows = goodput.read_rows(ROOT / "docs" / "records" / "goodput.jsonl")
-    assert {(row.kind, row.kills) for row in rows} == {
-        (kind, kills) for kind in goodput.KINDS for kills in (0, 1, 3)
-    }
+    row_keys = {(row.kind, row.kills) for row in rows}
+    assert row_keys == {*itertools.product(goodput.KINDS, (0, 1, 3))}
     page = (ROOT / "docs" / "torchft.md").read_text()
     assert goodput.make_table(rows) in page
 

@@ -1,18 +1,22 @@
 """Every statistical figure on a page of results is that of the records."""
 
 import csv
+import itertools
 import re
 
 import pytest
 from pages import links
 from support.claims import CLAIMS, HOLE, ROOT, STUDIES, claimed, fits, styled
 
+STUDY_PAGES = (str(path.relative_to(ROOT)) for path in STUDIES.glob("*.md"))
 PAGES = sorted(
-    str(path.relative_to(ROOT))
-    for path in [
-        *STUDIES.glob("*.md"),
-        *(ROOT / "docs" / f"{x}.md" for x in ("choosing", "index", "measured")),
-        *(ROOT / "docs" / "studies.md", ROOT / "README.md"),
+    [
+        *STUDY_PAGES,
+        "README.md",
+        "docs/choosing.md",
+        "docs/index.md",
+        "docs/measured.md",
+        "docs/studies.md",
     ]
 )
 # Intervals, deviations, p-values, differences, counts of runs, and shares of bytes.
@@ -30,11 +34,12 @@ CELL = re.compile(r"^\|[^|]*\| ([\d.]+)", re.MULTILINE)
 
 @pytest.mark.parametrize("page", CLAIMS)
 def test_a_page_says_what_the_records_say(page):
-    for _, line, found, figures in claimed(page):
+    for _, line, match, figures in claimed(page):
         for number, (hole, value) in enumerate(figures, 1):
-            shown = found[number]
-            assert fits(shown, hole, value), (
-                f"{page} has {shown}, the records {styled(value, shown)}: {hole} in "
+            page_figure = match[number]
+            assert fits(page_figure, hole, value), (
+                f"{page} has {page_figure}, the records {styled(value, page_figure)}: "
+                f"{hole} in "
                 f"{line!r}; `python tests/support/claims.py` writes all figures again"
             )
 
@@ -62,18 +67,21 @@ def test_no_loss_means_that_half_a_point_is_excluded(page):
 @pytest.mark.parametrize("page", PAGES)
 def test_every_figure_of_a_page_is_claimed(page):
     text = (ROOT / page).read_text("utf-8")
-    known = set()
-    for *_, found, figures in claimed(page):
-        for span in found.regs[1:] if figures else found.regs:
-            known.update(range(*span))
-    shown = [(x.start(), x[0]) for x in FIGURE.finditer(text)]
+    claimed_positions = set()
+    for *_, match, figures in claimed(page):
+        for span in match.regs[1:] if figures else match.regs:
+            claimed_positions.update(range(*span))
+    page_figures = [(x.start(), x[0]) for x in FIGURE.finditer(text)]
     for table in TABLE.finditer(text):
-        shown += [(x.start(1), x[1]) for x in CELL.finditer(text, *table.span(1))]
-    missing = [
-        f"{page}:{text.count(chr(10), 0, at) + 1} {words}"
-        for at, words in shown
-        if not {at + x.start() for x in re.finditer(r"\d", words)} <= known
-    ]
+        page_figures += [
+            (x.start(1), x[1]) for x in CELL.finditer(text, *table.span(1))
+        ]
+    missing = []
+    for position, words in page_figures:
+        digits = {position + digit.start() for digit in re.finditer(r"\d", words)}
+        if not digits <= claimed_positions:
+            line_number = text.count("\n", 0, position) + 1
+            missing.append(f"{page}:{line_number} {words}")
     assert not missing, "figures without a line in claims.toml"
 
 
@@ -81,17 +89,16 @@ def test_advice_links_to_the_table_that_it_rests_on():
     text = (ROOT / "docs" / "choosing.md").read_text("utf-8")
     # An item of a list, or a paragraph with its table.
     leaves = re.split(r"\n\n(?!\|)|\n(?=- )", text)
-    for part, line, found, _ in claimed("docs/choosing.md"):
-        linked = [*links.links(next(x for x in leaves if found[0] in x))]
-        for path, same in [
-            row for hole in HOLE.findall(line) for row in part.rows(hole)
-        ]:
+    for part, line, match, _ in claimed("docs/choosing.md"):
+        linked = [*links.links(next(x for x in leaves if match[0] in x))]
+        rows = itertools.chain.from_iterable(map(part.rows, HOLE.findall(line)))
+        for path, conditions in rows:
             name = path.partition("/")[0]
             page = f"studies/{re.sub('^atlas-.*', 'atlas', name)}.md"
             tables = [
                 table_below(ROOT / "docs" / page, x[3]) for x in linked if x[2] == page
             ]
-            row = f"| `{same['label']}`" if "atlas" in page else ""
+            row = f"| `{conditions['label']}`" if "atlas" in page else ""
             assert any(row in table for table in tables), f"{line!r}: {page} {row}"
 
 

@@ -22,40 +22,46 @@ PAGES = sorted(p for p in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 OWN_DEVICES = "jax_num_cpu_devices"
 # The pages that a newcomer copies from first; examples of all others run in CI.
-FIRST = "README.md", "index.md", "own-loop.md", "adding-an-algorithm.md"
+DEFAULT_PAGES = "README.md", "index.md", "own-loop.md", "adding-an-algorithm.md"
 
 
 def examples():
     """Each Python block, with the text block that follows it, if one does."""
     for page in PAGES:
         blocks = [*BLOCK.finditer(page.read_text()), None]
-        for number, (block, after) in enumerate(pairwise(blocks)):
-            is_shown = after and after[1] == "text" and after.start() - block.end() < 3
-            shown = after[2] if is_shown else None
+        for number, (block, next_block) in enumerate(pairwise(blocks)):
+            has_output = (
+                next_block
+                and next_block[1] == "text"
+                and next_block.start() - block.end() < 3
+            )
+            expected_output = next_block[2] if has_output else None
             if block[1] == "python":
-                marks = [pytest.mark.slow] * (page.name not in FIRST)
+                marks = [pytest.mark.slow] * (page.name not in DEFAULT_PAGES)
                 name = f"{page.name}-{number}"
-                yield pytest.param(block[2], shown, id=name, marks=marks)
+                yield pytest.param(block[2], expected_output, id=name, marks=marks)
 
 
 EXAMPLES = list(examples())
-HERE = [each for each in EXAMPLES if OWN_DEVICES not in str(each.values[0])]
-ALONE = [each for each in EXAMPLES if each not in HERE]
+IN_PROCESS = [
+    example for example in EXAMPLES if OWN_DEVICES not in str(example.values[0])
+]
+WITH_OWN_DEVICES = [example for example in EXAMPLES if example not in IN_PROCESS]
 
 
-@pytest.mark.parametrize(("source", "shown"), HERE)
-def test_example_runs_and_prints_what_it_shows(source, shown):
+@pytest.mark.parametrize(("source", "expected_output"), IN_PROCESS)
+def test_example_runs_and_prints_what_it_shows(source, expected_output):
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         exec(compile(source, "example", "exec"), {"__name__": "__main__"})
-    assert printed.getvalue() == (shown or "")
+    assert printed.getvalue() == (expected_output or "")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("source", "shown"), ALONE)
-def test_example_with_devices_of_its_own_prints_what_it_shows(source, shown):
+@pytest.mark.parametrize(("source", "expected_output"), WITH_OWN_DEVICES)
+def test_example_with_devices_of_its_own_prints_what_it_shows(source, expected_output):
     printed, _ = run_python(["-c", source], timeout=300, XLA_FLAGS=None)
-    assert printed == (shown or "")
+    assert printed == (expected_output or "")
 
 
 def own_loops_on_meshes():
@@ -85,16 +91,18 @@ def test_program_on_a_mesh_waits_for_each_call(source, tmp_path):
 
 def test_guides_and_examples_import_no_private_module():
     public = {"algorithms", "collectives", "reducers", "writing"}
-    texts = [code for x in PAGES for _, code in BLOCK.findall(x.read_text())]
+    texts = []
+    for page in PAGES:
+        texts += [code for _, code in BLOCK.findall(page.read_text())]
     texts += [x.read_text() for x in ROOT.glob("examples/*.py")]
     used = re.findall(r"(?:from|import) syncalgos\.(\w+)", "\n".join(texts))
     assert "writing" in used and {*used} <= public
 
 
 def test_table_and_list_of_algorithms_are_what_the_registry_says():
-    shown = table.TABLE.read_text("utf-8")
-    assert shown.count("\n`") == len(syncalgos.ALGORITHMS)
-    assert shown == table.format_table(), "make table"
+    table_text = table.TABLE.read_text("utf-8")
+    assert table_text.count("\n`") == len(syncalgos.ALGORITHMS)
+    assert table_text == table.format_table(), "make table"
     page = table.PAGE.read_text()
     assert page == table.filled(page), "make table"
 
@@ -105,9 +113,9 @@ def test_the_site_shows_the_code_of_the_core():
     assert len(marks) == page.count("<!-- ") >= 8
     for mark in marks:
         assert mark["link"].endswith(f"](../{mark['file']})\n")
-    shown = core.filled(page)
-    assert shown.count("```python\n") == len(marks) + page.count("```python\n")
-    assert 80 <= shown.count("\n") - page.count("\n") <= 150
+    filled_page = core.filled(page)
+    assert filled_page.count("```python\n") == len(marks) + page.count("```python\n")
+    assert 80 <= filled_page.count("\n") - page.count("\n") <= 150
 
 
 def test_a_block_of_an_unknown_function_is_refused():
@@ -163,21 +171,23 @@ def test_table_of_stacked_replicas_is_what_compiled_programs_send(names):
     assert {*rows} <= {*page.splitlines()}, "make table"
 
 
-def named(cell):
+def quoted_names(cell):
     return re.findall("`(.+?)`", cell)
 
 
-[TAKEN] = table.MARKED.findall(combinators.PAGE.read_text("utf-8"))
+[COMBINATOR_TABLE] = table.MARKED.findall(combinators.PAGE.read_text("utf-8"))
 HEAD, _, *ROWS = (
-    line[2:-2].split(" | ") for line in TAKEN.split("\n\n")[0].splitlines()
+    line[2:-2].split(" | ") for line in COMBINATOR_TABLE.split("\n\n")[0].splitlines()
 )
-REASONS = dict(re.findall(r"^(\d+)\. (.*)$", TAKEN, re.MULTILINE))
+REASONS = dict(re.findall(r"^(\d+)\. (.*)$", COMBINATOR_TABLE, re.MULTILINE))
 
 
 @pytest.mark.slow
 def test_table_of_combinators_has_each_strategy_once():
-    found = [name for first, *_ in ROWS for name in named(first)]
-    assert sorted(found) == sorted(combinators.strategies())
+    table_names = []
+    for head_cell, *_ in ROWS:
+        table_names += quoted_names(head_cell)
+    assert sorted(table_names) == sorted(combinators.strategies())
 
 
 # One strategy of each row; that others are taken alike is long.
@@ -185,18 +195,17 @@ def test_table_of_combinators_has_each_strategy_once():
     "name",
     tiers(
         *(combinators.strategies(), ["bmuf", "heloco", "average()"]),
-        {named(first)[0] for first, *_ in ROWS},
+        {quoted_names(head_cell)[0] for head_cell, *_ in ROWS},
     ),
 )
 def test_table_of_combinators_says_what_they_refuse_and_why(name):
-    [row] = [row for row in ROWS if name in named(row[0])]
-    cells = {
-        around: REASONS.get(cell[4:-1], cell)
-        for group, cell in zip(HEAD, row, strict=True)
-        for around in named(group)
-    }
-    taken = [cells[around] for around in combinators.AROUND]
-    assert taken == [x or "yes" for x in combinators.cells(name)], "make table"
+    [row] = [row for row in ROWS if name in quoted_names(row[0])]
+    cells = {}
+    for group, cell in zip(HEAD, row, strict=True):
+        reason = REASONS.get(cell[4:-1], cell)
+        cells |= dict.fromkeys(quoted_names(group), reason)
+    table_cells = [cells[around] for around in combinators.AROUND]
+    assert table_cells == [x or "yes" for x in combinators.cells(name)], "make table"
 
 
 @pytest.mark.parametrize("name", published.read_toml(published.DEFAULTS))
@@ -227,23 +236,30 @@ def test_differences_are_of_algorithms_and_stand_on_their_pages():
 
 def test_no_file_of_algorithms_is_unregistered():
     """--help lists the files, so as not to import jax: they must be the registry."""
-    found = (ROOT / "syncalgos" / "algorithms").glob("[!_]*.py")
-    assert {file.stem for file in found} == set(syncalgos.ALGORITHMS)
+    paths = (ROOT / "syncalgos" / "algorithms").glob("[!_]*.py")
+    assert {file.stem for file in paths} == set(syncalgos.ALGORITHMS)
 
 
-HOW = {"constant": "", "cosine": " with cosine", "step": " and steps"}
+SCHEDULE_WORDS = {"constant": "", "cosine": " with cosine", "step": " and steps"}
 
 
 def test_table_of_tasks_tells_how_each_is_trained():
     page = (ROOT / "docs" / "models-and-tasks.md").read_text()
     rows = re.findall(r"^\| (`.*?) \|.*\| ((?:SGD|Adam).*?) \|", page, re.M)
-    told = {name: how for names, how in rows for name in re.findall(r"`(\w+)`", names)}
+    optimizer_by_task = {}
+    for names, words in rows:
+        optimizer_by_task |= dict.fromkeys(re.findall(r"`(\w+)`", names), words)
     for name in TASKS:
         task = small_tasks.make(name)
-        own = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}[task.optimizer]
-        own += f" with momentum {task.momentum}" if task.momentum else ""
+        optimizer_words = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}[
+            task.optimizer
+        ]
+        optimizer_words += f" with momentum {task.momentum}" if task.momentum else ""
         rate = task.lr.get(task.optimizer, task.lr[""])
-        assert told[name] == f"{own}{HOW[task.schedule]}, {rate:g}"
+        assert (
+            optimizer_by_task[name]
+            == f"{optimizer_words}{SCHEDULE_WORDS[task.schedule]}, {rate:g}"
+        )
 
 
 LINKED = [*ROOT.glob("*.md"), *ROOT.glob("*/README.md")]
@@ -262,9 +278,9 @@ def test_other_names_lead_to_code_that_runs_or_to_a_composition():
     rows = re.findall(r"^\| (.+) \| (.+) \|$", section, re.MULTILINE)[1:]
     functions = runpy.run_path(str(ROOT / "examples" / "compositions.py"))
     names = vars(syncalgos) | {"optax": optax}
-    for _, here in rows:
-        calls = re.findall(r"`(.+?)`", here)
-        links = re.findall(r"\[`(\w+)`\]\(\.\./examples/compositions\.py\)", here)
+    for _, cell in rows:
+        calls = re.findall(r"`(.+?)`", cell)
+        links = re.findall(r"\[`(\w+)`\]\(\.\./examples/compositions\.py\)", cell)
         assert calls or links
         for call in calls:
             eval(call, names | functions)

@@ -68,9 +68,9 @@ def test_page_shows_what_differs_in_the_pairs():
     page = diffs.PAGE.read_text()
     pairs = diffs.MARK.findall(page)
     assert [f"{pair}_" for pair in pairs] == [pair for pair in PAIRS if pair]
-    shown = diffs.filled(page)
-    assert shown.count("+import syncalgos\n") == len(pairs)
-    assert "<!-- diff" not in shown
+    filled_page = diffs.filled(page)
+    assert filled_page.count("+import syncalgos\n") == len(pairs)
+    assert "<!-- diff" not in filled_page
 
 
 # The key of the first worker, as the engine derives it from seed and step.
@@ -92,15 +92,17 @@ SHORT = {
 @pytest.mark.slow
 @pytest.mark.parametrize("pair", PAIRS)
 def test_one_worker_takes_the_steps_of_the_loop_before(pair, capsys):
-    said = []
+    printed_numbers = []
     for side in "before", "after":
         source = (FOLDER / f"{pair}{side}.py").read_text()
         for pattern, value in SHORT.items():
             source = re.sub(pattern, lambda _, x=value: x, source, flags=re.M)
         exec(compile(source, side, "exec"), {"__name__": "__main__"})
         text = capsys.readouterr().out
-        said.append([numbers(label, text) for label in ("loss", "test accuracy")])
-    (losses, hits), (losses_after, hits_after) = said
+        printed_numbers.append(
+            [numbers(label, text) for label in ("loss", "test accuracy")]
+        )
+    (losses, hits), (losses_after, hits_after) = printed_numbers
     assert len(losses + hits) >= 30 and np.ptp(losses + hits) > 0.1
     # Printed with four digits. Dropout, batch statistics, rates, accumulation, a norm
     # over two shards beside one over none: whatever differs moves more than the last.
@@ -113,25 +115,27 @@ def test_one_worker_takes_the_steps_of_the_loop_before(pair, capsys):
 def test_two_processes_end_with_one_center():
     line = r"workers \[%s\]: test accuracy (0\.9\d+), center ([0-9a-f]{16})\n"
     expected = f"{line % '0, 1'}{line % '2, 3'}the same center\n"
-    found = re.fullmatch(expected, printed("two_processes.py"))
-    assert found and found.groups()[:2] == found.groups()[2:]
+    match = re.fullmatch(expected, printed("two_processes.py"))
+    assert match and match.groups()[:2] == match.groups()[2:]
 
 
 @pytest.mark.slow
 def test_two_torch_processes_end_with_the_weights_of_the_data():
     pytest.importorskip("torch", reason="needs torch: the extra benchmarks")
     # Each writes a line's end by itself, so that the other may be before it.
-    found = re.findall(r"worker (\d): tensor\(\[\[(.*?)\]", printed("torch_loop.py"))
-    ones = ", ".join(["1.0000"] * 8)
-    assert sorted(found) == [("0", ones), ("1", ones)]
+    printed_weights = re.findall(
+        r"worker (\d): tensor\(\[\[(.*?)\]", printed("torch_loop.py")
+    )
+    unit_weights = ", ".join(["1.0000"] * 8)
+    assert sorted(printed_weights) == [("0", unit_weights), ("1", unit_weights)]
 
 
 @pytest.mark.slow
 def test_resumed_training_ends_with_the_bits_of_the_uninterrupted_one():
-    (first, one), (second, other) = map(str.split, printed("resume.py").splitlines())
-    assert (first, second) == ("uninterrupted", "resumed")
-    assert one == other
-    assert re.fullmatch("[0-9a-f]{64}", one)
+    hashes = dict(map(str.split, printed("resume.py").splitlines()))
+    assert [*hashes] == ["uninterrupted", "resumed"]
+    assert hashes["uninterrupted"] == hashes["resumed"]
+    assert re.fullmatch("[0-9a-f]{64}", hashes["resumed"])
 
 
 class Dropped(nnx.Module):
@@ -172,8 +176,8 @@ def example_hash():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fingerprint_of", [page_bits, example_hash])
-def test_restored_typed_keys_are_equal_and_others_are_not(fingerprint_of, tmp_path):
+@pytest.mark.parametrize("make_fingerprint", [page_bits, example_hash])
+def test_restored_typed_keys_are_equal_and_others_are_not(make_fingerprint, tmp_path):
     graph, params, buffers = nnx.split(Dropped(nnx.Rngs(0)), nnx.Param, ...)
 
     def loss(params, buffers, batch, key):
@@ -189,7 +193,7 @@ def test_restored_typed_keys_are_equal_and_others_are_not(fingerprint_of, tmp_pa
         orbax.wait_until_finished()
         restored = orbax.restore(tmp_path / "state", trainer.init(params, buffers))
 
-    fingerprint = fingerprint_of()
+    fingerprint = make_fingerprint()
     saved_bits = fingerprint(trainer, state)
     assert fingerprint(trainer, restored) == saved_bits
     other_buffers = change_keys(state.replica.buffers)
@@ -217,7 +221,9 @@ def test_best_rate_is_that_of_the_least_validation_loss(name):
     assert len(chosen) == 2
     for make, rate in chosen:
         row = rf"^{make} at ([\d.]+): validation loss ([\d.]+)$"
-        losses = {each: float(loss) for each, loss in re.findall(row, text, re.M)}
+        losses = {
+            tried_rate: float(loss) for tried_rate, loss in re.findall(row, text, re.M)
+        }
         assert len(losses) == 3
         assert losses[rate] == min(losses.values())
 
@@ -226,8 +232,8 @@ def test_best_rate_is_that_of_the_least_validation_loss(name):
 def test_a_grid_trains_every_setting():
     row = re.search(r"18 settings, loss ([\d.]+) to ([\d.]+)", printed("grid.py"))
     assert row
-    least, most = row.groups()
-    assert 0.25 < float(least) < float(most) < 1  # the noise's variance and above
+    smallest, largest = row.groups()
+    assert 0.25 < float(smallest) < float(largest) < 1  # the noise's variance and above
 
 
 @pytest.mark.slow
@@ -249,7 +255,7 @@ def test_outer_steps_of_one_worker_end_about_where_the_inner_optimizer_does():
     assert 0 < with_outer_steps < 2 * alone < 0.4
 
 
-def code_of(name):
+def read_code(name):
     """The lines of a program but for its docstring and blank ones."""
     text = (FOLDER / name).read_text()
     docstring = ast.parse(text).body[0].end_lineno
@@ -257,9 +263,11 @@ def code_of(name):
 
 
 def test_a_script_becomes_diloco_by_at_most_12_changed_lines():
-    before = code_of("before.py")
-    after = code_of("after.py")
-    changes = difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
+    lines_before = read_code("before.py")
+    lines_after = read_code("after.py")
+    changes = difflib.SequenceMatcher(
+        None, lines_before, lines_after, autojunk=False
+    ).get_opcodes()
     hunks = [(b - a, d - c) for kind, a, b, c, d in changes if kind != "equal"]
     assert 0 < sum(map(max, hunks)) <= 12
 
@@ -287,17 +295,17 @@ def test_batch_statistics_of_equinox_do_not_depend_on_the_number_of_workers():
 
 @pytest.mark.slow
 def test_a_sharded_gpt_learns_and_its_devices_send_their_shards():
-    learned, shapes, sent = printed("sharded_gpt.py").splitlines()
+    learned, shapes, sent_bytes = printed("sharded_gpt.py").splitlines()
     assert learned == "True True"
     assert shapes == "(2, 1, 2, 64, 256) (1, 1, 2, 32, 128)"
-    assert sent == f"{4259840.0} 4 {4259840 / 4}"
+    assert sent_bytes == f"{4259840.0} 4 {4259840 / 4}"
 
 
 def test_table_and_tests_name_every_program():
     page = (FOLDER / "README.md").read_text()
     rows = "\n".join(line for line in page.splitlines() if line.startswith("| ["))
     assert sorted(re.findall(r"\[(\w+\.py)\]\(\1\)", rows)) == PROGRAMS
-    others = "grid learn_outer_rate one_worker resume to_huggingface torch_loop"
-    others += " two_processes compositions equinox_batch_norm"
-    others += " torchft_loop torchft_members sharded_gpt"
-    assert {*TRAINED} | {f"{name}.py" for name in others.split()} == {*PROGRAMS}
+    other_programs = "grid learn_outer_rate one_worker resume to_huggingface torch_loop"
+    other_programs += " two_processes compositions equinox_batch_norm"
+    other_programs += " torchft_loop torchft_members sharded_gpt"
+    assert {*TRAINED} | {f"{name}.py" for name in other_programs.split()} == {*PROGRAMS}

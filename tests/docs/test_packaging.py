@@ -62,24 +62,24 @@ def test_wheel_depends_on_jax_and_optax_alone(wheel):
 def test_links_of_the_shown_readme_need_no_checkout(wheel):
     archive = zipfile.ZipFile(wheel)
     [metadata] = [n for n in archive.namelist() if n.endswith(".dist-info/METADATA")]
-    shown = message_from_bytes(archive.read(metadata)).get_payload()
-    links = re.findall(r"\]\(([^)]+)\)", shown)
-    here = re.findall(r"\]\(([^)]+)\)", (ROOT / "README.md").read_text())
-    assert len(links) == len(here) > 0
-    for link, path in zip(links, here, strict=True):
+    shown_readme = message_from_bytes(archive.read(metadata)).get_payload()
+    links = re.findall(r"\]\(([^)]+)\)", shown_readme)
+    checkout_links = re.findall(r"\]\(([^)]+)\)", (ROOT / "README.md").read_text())
+    assert len(links) == len(checkout_links) > 0
+    for link, path in zip(links, checkout_links, strict=True):
         assert link.startswith(("https://", "#")), link
         assert link.endswith(path) and ("//raw." in link) == path.endswith(".svg")
 
 
 def test_package_says_what_it_holds_and_where_its_command_line_is():
-    done = ran([sys.executable, "-m", "syncalgos"])
-    assert (done.returncode, done.stderr) == (0, "")
-    first, *lines = done.stdout.splitlines()
-    assert first == f"syncalgos {syncalgos.__version__}"
+    ended = ran([sys.executable, "-m", "syncalgos"])
+    assert (ended.returncode, ended.stderr) == (0, "")
+    heading, *lines = ended.stdout.splitlines()
+    assert heading == f"syncalgos {syncalgos.__version__}"
     listed = dict(x.split(maxsplit=1) for x in lines)
     for name, factory in syncalgos.ALGORITHMS.items():
         assert listed[name] == (inspect.getdoc(factory) or "").partition("\n")[0]
-    assert "python -m experiments.run" in done.stdout
+    assert "python -m experiments.run" in ended.stdout
 
 
 @pytest.mark.slow  # it installs jax
@@ -87,10 +87,15 @@ def test_wheel_works_in_a_bare_environment(wheel, tmp_path):
     venv.create(tmp_path / "bare", with_pip=True)
     python = tmp_path / "bare" / "bin" / "python"
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    how = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True}
+    options = {
+        "cwd": tmp_path,
+        "env": environment,
+        "capture_output": True,
+        "text": True,
+    }
     for arguments in (["-m", "pip", "install", "-q", str(wheel)], ["-c", USE]):
-        done = subprocess.run([python, *arguments], timeout=900, **how)
-        assert done.returncode == 0, done.stderr
-    first, *_, last = done.stdout.splitlines()
-    assert first == f"syncalgos {syncalgos.__version__}"
-    assert Path(last).is_relative_to(tmp_path)
+        ended = subprocess.run([python, *arguments], timeout=900, **options)
+        assert ended.returncode == 0, ended.stderr
+    version_line, *_, path_line = ended.stdout.splitlines()
+    assert version_line == f"syncalgos {syncalgos.__version__}"
+    assert Path(path_line).is_relative_to(tmp_path)

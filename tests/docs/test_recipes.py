@@ -17,20 +17,20 @@ SCRIPTS = [path for path in RECIPES if path.suffix == ".sh"]
 MANIFESTS = [x for x in RECIPES if "apiVersion" in x.read_text()]
 
 
-def named(paths):
+def with_paths(paths):
     return pytest.mark.parametrize("path", paths, ids=lambda path: path.name)
 
 
-@named(SCRIPTS)
+@with_paths(SCRIPTS)
 def test_shellcheck_finds_nothing(path):
     program = shutil.which("shellcheck")
     if not program:
         pytest.skip("shellcheck is not installed")
-    found = subprocess.run([program, path], capture_output=True, text=True)
-    assert found.returncode == 0, found.stdout
+    ended = subprocess.run([program, path], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout
 
 
-def known_to_kubernetes(manifest):
+def find_kubernetes_parts(manifest):
     """Returns the parts of a manifest that are Kubernetes' own, as manifests."""
     spec = manifest["spec"]
     kind = manifest["kind"]
@@ -39,7 +39,10 @@ def known_to_kubernetes(manifest):
         return [manifest]
     if kind == "JobSet":
         job = {"apiVersion": "batch/v1", "kind": "Job", **about}
-        return [{**job, **each["template"]} for each in spec["replicatedJobs"]]
+        return [
+            {**job, **replicated_job["template"]}
+            for replicated_job in spec["replicatedJobs"]
+        ]
     if kind == "PyTorchJob":
         pod = {"apiVersion": "v1", "kind": "Pod", **about}
         return [{**pod, **x["template"]} for x in spec["pytorchReplicaSpecs"].values()]
@@ -47,11 +50,11 @@ def known_to_kubernetes(manifest):
     return []
 
 
-@named(MANIFESTS)
+@with_paths(MANIFESTS)
 def test_kubernetes_knows_each_field(path):
     validate = pytest.importorskip("kubernetes_validate").validate
     for manifest in yaml.safe_load_all(path.read_text()):
-        for part in known_to_kubernetes(manifest):
+        for part in find_kubernetes_parts(manifest):
             validate(part, "1.31", strict=True)
 
 
@@ -70,16 +73,16 @@ def commands(path):
     """The flags of each command of `experiments.run` in a recipe."""
     text = path.read_text().replace("\\\n", "")
     parts = [*texts([*yaml.safe_load_all(text)])] if path.suffix == ".yaml" else [text]
-    for found in re.findall(r"experiments\.run (.*?)\"?$", "\n".join(parts), re.M):
+    for flags in re.findall(r"experiments\.run (.*?)\"?$", "\n".join(parts), re.M):
         # What the shell fills in is a number, or part of a path.
-        yield shlex.split(re.sub(r"\$\w+", "1", found))
+        yield shlex.split(re.sub(r"\$\w+", "1", flags))
 
 
-@named(RECIPES)
+@with_paths(RECIPES)
 def test_its_command_is_one_of_ours_and_goes_on(path):
-    found = [*commands(path)]
-    assert found
-    for words in found:
+    found_commands = [*commands(path)]
+    assert found_commands
+    for words in found_commands:
         arguments = parse(words)
         assert arguments.algo in ALGORITHMS
         assert arguments.resume and arguments.out and arguments.checkpoint_every

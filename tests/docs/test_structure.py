@@ -110,14 +110,14 @@ def find_attributes(tree: ast.Module) -> Iterator[str]:
 def find_private_uses(source: str) -> set[str]:
     """What a program uses of the library that is not public."""
     tree = ast.parse(source)
-    named = {*imported_modules(tree), *find_attributes(tree)}
-    named |= {
+    dotted_names = {*imported_modules(tree), *find_attributes(tree)}
+    dotted_names |= {
         node.value
         for node in ast.walk(tree)
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
     private = set()
-    for name in named:
+    for name in dotted_names:
         is_ours = name.startswith("syncalgos.") and name not in PUBLIC_MODULES
         if is_ours and find_module_file(name):
             private.add(name)

@@ -19,11 +19,11 @@ from experiments.study import presets
 FOLDER = ROOT / "docs" / "studies"
 
 
-def records_of(table):
+def records_path(table):
     return table.with_name(table.name.replace("table", "finals")).with_suffix(".jsonl")
 
 
-TABLES = sorted(x for x in FOLDER.glob("*/table*.csv") if records_of(x).exists())
+TABLES = sorted(x for x in FOLDER.glob("*/table*.csv") if records_path(x).exists())
 
 
 # The flags that some study tunes.
@@ -33,7 +33,7 @@ TUNED += "dense_steps", "bound", "slow_lr", "local_momentum", "top_k", "inner_pe
 TUNED += "first_period", "lookahead", "decay"
 
 
-def heads_of(table):
+def read_heads(table):
     """The flag that is swept, or "", and the measure; one study has no table."""
     if not table.exists():
         return "noise", "test_loss"
@@ -42,17 +42,17 @@ def heads_of(table):
     return "" if heads[1] == "seeds" else heads[1], measure
 
 
-def lines_of(path):
+def read_lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 @pytest.mark.parametrize("path", TABLES, ids=lambda x: f"{x.parent.name}-{x.stem}")
 def test_a_table_is_what_its_records_say(path):
     rows = list(csv.DictReader(path.read_text().splitlines()))
-    flag, key = heads_of(path)
-    part = Part({"records": str(records_of(path)), "by": flag, "measure": key})
+    flag, key = read_heads(path)
+    part = Part({"records": str(records_path(path)), "by": flag, "measure": key})
 
-    def ends(row):
+    def make_row(row):
         value = row.get(flag)
         return part.row(row["algorithm"] + (f"@{value}" if value else ""))
 
@@ -61,19 +61,21 @@ def test_a_table_is_what_its_records_say(path):
     for row in rows:
         if row["seeds"] == row["diverged"]:
             continue
-        found = part.values(ends(row))
-        assert len(found) == int(row["seeds"]) - int(row["diverged"])
-        assert float(row[f"{key}_mean"]) == pytest.approx(found.mean())
-        assert float(row[f"{key}_sd"]) == pytest.approx(found.std(ddof=1))
+        final_values = part.values(make_row(row))
+        assert len(final_values) == int(row["seeds"]) - int(row["diverged"])
+        assert float(row[f"{key}_mean"]) == pytest.approx(final_values.mean())
+        assert float(row[f"{key}_sd"]) == pytest.approx(final_values.std(ddof=1))
         base = bases.get(row.get(flag, ""), bases.get(""))
         # Few seeds have no interval; equal differences neither.
-        shown = [row[f"difference_{x}"] for x in ("mean", "low", "high")]
-        if not shown[0] or base is None:
+        difference_cells = [row[f"difference_{x}"] for x in ("mean", "low", "high")]
+        if not difference_cells[0] or base is None:
             continue
-        pairs = part.pairs(ends(row), ends(base))
-        told = pairs.mean(), *ttest_1samp(pairs, 0).confidence_interval(0.95)
-        shown = [float(x) for x in shown if x]
-        assert shown == pytest.approx(told[: len(shown)], abs=2e-6)
+        pairs = part.pairs(make_row(row), make_row(base))
+        expected = pairs.mean(), *ttest_1samp(pairs, 0).confidence_interval(0.95)
+        difference_cells = [float(x) for x in difference_cells if x]
+        assert difference_cells == pytest.approx(
+            expected[: len(difference_cells)], abs=2e-6
+        )
         compared += 1
     assert compared or {row["verdict"] for row in rows} == {"baseline"}
 
@@ -84,24 +86,26 @@ def test_a_table_is_what_its_records_say(path):
     ids=lambda x: f"{x.parent.name}-{x.stem}",
 )
 def test_reported_runs_have_the_values_that_tuning_chose(path):
-    flag, key = heads_of(path)
+    flag, key = read_heads(path)
     side = 1 if key == "test_accuracy" else -1
     trials = {}
     chosen = {}
-    for line in lines_of(records_of(path)):
-        at = line["label"], line.get(flag)
+    for line in read_lines(records_path(path)):
+        row_key = line["label"], line.get(flag)
         values = tuple(line.get(x) for x in TUNED)
         if line["reported"]:
-            chosen[at] = values
+            chosen[row_key] = values
         else:
             end = -np.inf if line["diverged"] else side * line[key]
-            trials.setdefault(at, {}).setdefault(values, []).append(end)
-    for at, ends in trials.items():
-        assert np.mean(ends[chosen[at]]) >= max(map(np.mean, ends.values())) - 1e-6, at
+            trials.setdefault(row_key, {}).setdefault(values, []).append(end)
+    for row_key, ends in trials.items():
+        assert (
+            np.mean(ends[chosen[row_key]]) >= max(map(np.mean, ends.values())) - 1e-6
+        ), row_key
 
 
 def test_records_name_the_code_that_made_them():
-    lines = lines_of(FOLDER / "atlas-mnist1d" / "finals.jsonl")
+    lines = read_lines(FOLDER / "atlas-mnist1d" / "finals.jsonl")
     assert {"python", "jax", "optax", "numpy"} <= lines[0]["versions"].keys()
     for line in lines:  # each as the one before, if it says nothing
         assert re.fullmatch("[0-9a-f]{12}", line.get("commit", lines[0]["commit"]))
@@ -126,17 +130,22 @@ def test_curves_are_small_and_whole(tmp_path, capsys):
 
 
 def test_every_preset_has_records():
-    found = FOLDER.glob("*/finals*.jsonl")
-    made = {x.parent.name + end for x in found for end in ("", x.stem[len("finals") :])}
+    record_paths = FOLDER.glob("*/finals*.jsonl")
+    recorded_presets = set()
+    for path in record_paths:
+        study = path.parent.name
+        recorded_presets |= {study, study + path.stem.removeprefix("finals")}
     need_a_gpu = {"model-size-10m", "model-size-36m"}
-    assert {*presets.NAMES} - need_a_gpu <= made
+    assert {*presets.NAMES} - need_a_gpu <= recorded_presets
 
 
-FEW = ("fashion-mnist", *studies.JOINED)
+DEFAULT_STUDIES = ("fashion-mnist", *studies.JOINED)
 ALL = tuple(path.name for path in FOLDER.iterdir() if path.is_dir())
 
 
-@pytest.mark.parametrize("names", tiers([FEW, ALL], slow=[FEW]), ids=["few", "all"])
+@pytest.mark.parametrize(
+    "names", tiers([DEFAULT_STUDIES, ALL], slow=[DEFAULT_STUDIES]), ids=["few", "all"]
+)
 def test_one_command_makes_tables_and_figures_again(
     names, tmp_path, monkeypatch, capsys
 ):
@@ -147,8 +156,8 @@ def test_one_command_makes_tables_and_figures_again(
     figures = [x for x in again.glob("*/*.svg") if x.write_text("") == 0]
     studies.main([])
     tables = [*again.glob("*/*.csv")]
-    told = capsys.readouterr().out.split()
-    assert sorted(told) == sorted(map(str, [*figures, *tables]))
+    printed_paths = capsys.readouterr().out.split()
+    assert sorted(printed_paths) == sorted(map(str, [*figures, *tables]))
     assert figures and all("<svg" in x.read_text() for x in figures)
     for path in tables:
         assert path.read_text() == (FOLDER / path.relative_to(again)).read_text()

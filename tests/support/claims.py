@@ -15,6 +15,7 @@ writes the figures into the pages, rounded as they were. The words around them, 
 "better", remain to be read.
 """
 
+import itertools
 import json
 import re
 import tomllib
@@ -32,25 +33,28 @@ NUMBER = r"([+-]?\d+(?:,\d{3})*(?:\.\d+)?(?:e-?\d+)?)"
 
 
 @cache
-def lines_of(path):
+def read_lines(path):
     lines = (STUDIES / path).read_text("utf-8").splitlines()
-    return [{k: last(x) for k, x in json.loads(line).items()} for line in lines]
+    records = []
+    for line in lines:
+        fields = json.loads(line)
+        records.append({key: take_last(value) for key, value in fields.items()})
+    return records
 
 
 @cache
-def ends_of(path, same, measure):
-    lines = [
-        line
-        for line in lines_of(path)
-        if all(line.get(k, k == "reported") == x for k, x in same)
-        if not line.get("diverged")
-    ]
+def read_finals(path, conditions, measure):
+    lines = []
+    for line in read_lines(path):
+        is_of_row = all(line.get(k, k == "reported") == x for k, x in conditions)
+        if is_of_row and not line.get("diverged"):
+            lines.append(line)
     ends = {line["seed"]: line[measure] for line in lines}
-    assert len(ends) == len(lines) > 0, f"{same} is not one row of {path}"
+    assert len(ends) == len(lines) > 0, f"{conditions} is not one row of {path}"
     return ends
 
 
-def last(value):
+def take_last(value):
     """The last of a curve."""
     return value[-1] if isinstance(value, list) else value
 
@@ -69,7 +73,7 @@ class Part:
     def __init__(self, claims):
         records = claims.get("records", {})
         self.records = {"": records} if isinstance(records, str) else records
-        self.by = claims.get("by", "")
+        self.sweep_key = claims.get("by", "")
         self.measure = claims.get("measure", "test_accuracy")
         self.scale = claims.get("scale", 100 if self.measure == "test_accuracy" else 1)
         self.family = claims.get("family", [])
@@ -78,102 +82,106 @@ class Part:
         """The file of a row, and what its lines have in common."""
         label, _, conditions = words.partition("@")
         name, _, label = label.rpartition(":")
-        same = {"label": label, "reported": True}
+        row_conditions = {"label": label, "reported": True}
         for condition in filter(None, conditions.split(",")):
             key, _, value = condition.rpartition("=")
-            same[key or self.by] = literal(value)
-        return self.records[name or next(iter(self.records))], same
+            row_conditions[key or self.sweep_key] = literal(value)
+        return self.records[name or next(iter(self.records))], row_conditions
 
     def rows(self, hole):
         return [self.row(x) for x in re.split(" [-/] ", hole.rpartition(": ")[2])]
 
     def ends(self, row, key=""):
         """The figures of a row by seed, without lost runs."""
-        path, same = row
-        return ends_of(path, tuple(same.items()), key or self.measure)
+        path, row_conditions = row
+        return read_finals(path, tuple(row_conditions.items()), key or self.measure)
 
     def values(self, row, key=""):
         return np.array([*self.ends(row, key).values()])
 
-    def pairs(self, own, base):
+    def pairs(self, row, base):
         """The differences of two rows over the seeds of both."""
-        own = self.ends(own)
-        base = self.ends(base)
-        return np.array([own[seed] - base[seed] for seed in own.keys() & base.keys()])
+        ends = self.ends(row)
+        base_ends = self.ends(base)
+        seeds = ends.keys() & base_ends.keys()
+        return np.array([ends[seed] - base_ends[seed] for seed in seeds])
 
     def labels(self):
         """The rows that no record has lost."""
-        kept = [
-            {x["label"] for x in lines_of(path) if x["reported"] and not x["diverged"]}
-            for path in self.records.values()
-        ]
-        return sorted(set.intersection(*kept))
+        labels_by_record = []
+        for path in self.records.values():
+            ended = [x for x in read_lines(path) if x["reported"] and not x["diverged"]]
+            labels_by_record.append({line["label"] for line in ended})
+        return sorted(set.intersection(*labels_by_record))
 
-    def corrected(self, own, base):
+    def corrected(self, row, base):
         """The p-value of a difference, by Holm, among those that are read with it.
 
         These are `family`; else those of all rows with the baseline beside each, or
         where a row is compared with itself at another point, those of its points.
         """
-        family = [[self.row(x) for x in pair.split(" - ")] for pair in self.family]
+        family = [[*map(self.row, pair.split(" - "))] for pair in self.family]
         if not family:
-            lines = lines_of(own[0])
-            points = [{self.by: x} for x in {line.get(self.by) for line in lines}]
-            if own[1]["label"] == base[1]["label"]:
-                rows = [(own[0], own[1] | point) for point in points]
-                family = [[row, base] for row in rows if row != base]
+            lines = read_lines(row[0])
+            swept_values = {line.get(self.sweep_key) for line in lines}
+            points = [{self.sweep_key: value} for value in swept_values]
+            if row[1]["label"] == base[1]["label"]:
+                rows = [(row[0], row[1] | point) for point in points]
+                family = [[other_row, base] for other_row in rows if other_row != base]
             else:
                 labels = {line["label"] for line in lines} - {base[1]["label"]}
-                family = [
-                    [(own[0], own[1] | {"label": x} | at), (base[0], base[1] | at)]
-                    for x in labels
-                    for at in (points if self.by else [{}])
-                ]
+                points = points if self.sweep_key else [{}]
+                for label, point in itertools.product(labels, points):
+                    other_row = (row[0], row[1] | {"label": label} | point)
+                    family.append([other_row, (base[0], base[1] | point)])
         p = np.array([ttest_1samp(self.pairs(*pair), 0)[1] for pair in family])
         order = [*np.argsort(p)]
         steps = np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1))
-        return min(1, steps[order.index(family.index([own, base]))])
+        return min(1, steps[order.index(family.index([row, base]))])
 
     def figures(self, hole):
         """The figures that a placeholder asks for."""
         if hole == "runs":
-            return [sum(len(lines_of(x)) for x in self.records.values())]
-        what = hole.rpartition(": ")[0]
+            return [sum(len(read_lines(x)) for x in self.records.values())]
+        kind = hole.rpartition(": ")[0]
         rows = self.rows(hole)
-        if what in ("bytes", "percent"):  # of the first row, in those of the second
-            sent = [self.values(x, "bytes_per_worker").mean() for x in rows]
-            return [sent[0] / sent[1] * (100 if what == "percent" else 1)]
-        if what in ("p", "below"):
+        if kind in ("bytes", "percent"):  # of the first row, in those of the second
+            mean_bytes = [self.values(x, "bytes_per_worker").mean() for x in rows]
+            return [mean_bytes[0] / mean_bytes[1] * (100 if kind == "percent" else 1)]
+        if kind in ("p", "below"):
             return [self.corrected(*rows)]
-        if what in ("rates", "trials", "draws"):  # of tuning; draws: seeds of a trial
-            path, same = rows[0]
-            own = [x for x in lines_of(path) if x | same | {"reported": False} == x]
-            rates = {x["lr"] for x in own}
-            draws = {x["seed"] for x in own}
-            found = {"rates": rates, "draws": draws, "trials": own}[what]
-            return [len(found) / (len(draws) if what == "trials" else 1)]
-        if what == "seeds":
+        if kind in ("rates", "trials", "draws"):  # of tuning; draws: seeds of a trial
+            path, conditions = rows[0]
+            is_trial = conditions | {"reported": False}
+            trials = [line for line in read_lines(path) if line | is_trial == line]
+            draws = {line["seed"] for line in trials}
+            if kind == "draws":
+                return [len(draws)]
+            if kind == "rates":
+                return [len({line["lr"] for line in trials})]
+            return [len(trials) / len(draws)]
+        if kind == "seeds":
             return [len(self.ends(rows[0]))]
-        if what == "ratio":
+        if kind == "ratio":
             return [self.values(rows[0]).mean() / self.values(rows[1]).mean()]
-        if what not in ("", "mean", "interval", "high"):  # a key, such as lr
-            return [self.values(rows[0], what).mean()]
+        if kind not in ("", "mean", "interval", "high"):  # a key, such as lr
+            return [self.values(rows[0], kind).mean()]
         values = self.scale * (self.pairs if rows[1:] else self.values)(*rows)
         mean = [values.mean()]
-        if what == "mean":
+        if kind == "mean":
             return mean
         if not rows[1:]:
             return [*mean, values.std(ddof=1)]
         ends = [*ttest_1samp(values, 0).confidence_interval(0.95)]
-        return {"": mean + ends, "interval": ends, "high": ends[1:]}[what]
+        return {"": mean + ends, "interval": ends, "high": ends[1:]}[kind]
 
 
-def shape(hole):
+def format_shape(hole):
     """A placeholder as it looks on a page, # for each figure."""
-    what = hole.rpartition(": ")[0]
-    if what == "interval":
+    kind = hole.rpartition(": ")[0]
+    if kind == "interval":
         return "[#, #]"
-    if what or hole == "runs":
+    if kind or hole == "runs":
         return "#"
     return "# [#, #]" if " - " in hole else "# ± #"
 
@@ -181,60 +189,66 @@ def shape(hole):
 def pattern(line):
     """Finds a claim, wherever its page breaks lines."""
     pieces = HOLE.split(line)
-    pieces[1::2] = [shape(hole).replace("#", "\0") for hole in pieces[1::2]]
+    pieces[1::2] = [format_shape(hole).replace("#", "\0") for hole in pieces[1::2]]
     words = [re.escape(x) for x in "".join(pieces).split(" ")]
     return re.compile(r"\s+".join(words).replace(re.escape("\0"), NUMBER))
 
 
-def styled(value, shown):
+def styled(value, page_figure):
     """A figure, rounded and signed as one that is shown."""
-    mantissa, power, _ = shown.partition("e")
+    mantissa, power, _ = page_figure.partition("e")
     decimals = len(mantissa.partition(".")[2])
-    sign = "+" if shown[0] == "+" else "-"
+    sign = "+" if page_figure[0] == "+" else "-"
     return f"{value:{sign}z,.{decimals}{'e' if power else 'f'}}".replace("e-0", "e-")
 
 
-def fits(shown, hole, value):
+def fits(page_figure, hole, value):
     """Whether a page shows a figure; float32's rounding may decide a last digit."""
     if hole.startswith("below: "):
-        return value < float(shown)
-    return shown in {styled(value * x, shown) for x in (1 - 1e-5, 1, 1 + 1e-5)}
+        return value < float(page_figure)
+    return page_figure in {
+        styled(value * x, page_figure) for x in (1 - 1e-5, 1, 1 + 1e-5)
+    }
 
 
 @cache
 def claimed(page):
     """The claims of a page: part, line, match, and (placeholder, figure)s."""
     text = (ROOT / page).read_text("utf-8")
-    made = []
+    page_claims = []
     for claims in CLAIMS.get(page, []):
         part = Part(claims)
-        each = claims.get("each", "")
-        at = text.index(claims.get("after", ""))
-        rows = [x for x in part.labels() if x != claims.get("but")] if each else []
-        lines = [each.replace("ROW", x) for x in rows]
+        row_text = claims.get("each", "")
+        position = text.index(claims.get("after", ""))
+        rows = [x for x in part.labels() if x != claims.get("but")] if row_text else []
+        lines = [row_text.replace("ROW", x) for x in rows]
         for line in lines or claims["text"].strip().splitlines():
-            found = pattern(line).search(text, at)
-            row = text.count("\n", 0, at) + 1
-            assert found, f"from {page}:{row} on there is not: {line}"
-            at = at if each else found.end()
-            figures = [(x, y) for x in HOLE.findall(line) for y in part.figures(x)]
-            made.append((part, line, found, figures))
-    return made
+            match = pattern(line).search(text, position)
+            row = text.count("\n", 0, position) + 1
+            assert match, f"from {page}:{row} on there is not: {line}"
+            position = position if row_text else match.end()
+            figures = []
+            for hole in HOLE.findall(line):
+                figures += [(hole, value) for value in part.figures(hole)]
+            page_claims.append((part, line, match, figures))
+    return page_claims
 
 
 def main():
     """Writes the figures of the records into the pages."""
-    all_found = {page: claimed(page) for page in CLAIMS}  # before any page is written
-    for page, claims in all_found.items():
+    claims_by_page = {
+        page: claimed(page) for page in CLAIMS
+    }  # before any page is written
+    for page, claims in claims_by_page.items():
         text = (ROOT / page).read_text("utf-8")
         new = [*text]
-        for *_, found, figures in claims:
+        for *_, match, figures in claims:
             for number, (hole, value) in enumerate(figures, 1):
-                if not fits(found[number], hole, value):
-                    first, *rest = range(*found.span(number))
-                    new[first] = styled(value, found[number])
-                    for at in rest:
-                        new[at] = ""
+                if not fits(match[number], hole, value):
+                    first_character, *later_characters = range(*match.span(number))
+                    new[first_character] = styled(value, match[number])
+                    for character in later_characters:
+                        new[character] = ""
         if new != [*text]:
             (ROOT / page).write_text("".join(new), "utf-8")
             print(page)

@@ -13,7 +13,7 @@ from urllib.parse import quote, unquote, urldefrag, urlsplit
 
 WIDTHS = (390, 1280)
 THEMES = ("light", "dark")
-KEPT = ("_static", "_downloads")
+KEPT_FOLDERS = ("_static", "_downloads")
 DEPARTURES = ("a",)  # what a reader follows; all else is loaded with the page
 # What is wrong with the page as it is shown now.
 FLAWS = """
@@ -96,8 +96,8 @@ class Browser(NamedTuple):
 
 def pages(site: Path) -> list[str]:
     """Returns the paths of all pages of a site, without what it only keeps."""
-    found = (page.relative_to(site) for page in site.rglob("*.html"))
-    return sorted(str(page) for page in found if page.parts[0] not in KEPT)
+    paths = (page.relative_to(site) for page in site.rglob("*.html"))
+    return sorted(str(page) for page in paths if page.parts[0] not in KEPT_FOLDERS)
 
 
 def read(file: Path) -> Page:
@@ -106,9 +106,11 @@ def read(file: Path) -> Page:
 
     class Reader(HTMLParser):
         def handle_starttag(self, tag, attrs):
-            given = dict(attrs)
-            page.anchors.update(given[x] for x in ("id", "name") if given.get(x))
-            target = given.get("href") or given.get("src")
+            attributes = dict(attrs)
+            page.anchors.update(
+                attributes[x] for x in ("id", "name") if attributes.get(x)
+            )
+            target = attributes.get("href") or attributes.get("src")
             if target:
                 (page.links if tag in DEPARTURES else page.parts).append(target)
 
@@ -119,9 +121,9 @@ def read(file: Path) -> Page:
 def broken(site: Path) -> list[str]:
     """Returns links that lead nowhere, and parts that lie elsewhere."""
     read_pages = {name: read(site / name) for name in pages(site)}
-    found = []
+    broken_links = []
     for name, page in read_pages.items():
-        found += [f"{name} loads {x}" for x in page.parts if urlsplit(x).netloc]
+        broken_links += [f"{name} loads {x}" for x in page.parts if urlsplit(x).netloc]
         for target in {*page.links, *page.parts}:
             path, anchor = urldefrag(target)
             if urlsplit(path).scheme or urlsplit(path).netloc:
@@ -130,12 +132,14 @@ def broken(site: Path) -> list[str]:
                 urlsplit(path).path or Path(name).name
             )
             if not file.exists():
-                found.append(f"{name} -> {target}")
+                broken_links.append(f"{name} -> {target}")
             elif anchor and file.suffix == ".html":
-                there = read_pages.get(str(file.resolve().relative_to(site.resolve())))
-                if there and unquote(anchor) not in there.anchors:
-                    found.append(f"{name} -> {target}")
-    return found
+                target_page = read_pages.get(
+                    str(file.resolve().relative_to(site.resolve()))
+                )
+                if target_page and unquote(anchor) not in target_page.anchors:
+                    broken_links.append(f"{name} -> {target}")
+    return broken_links
 
 
 @contextmanager
@@ -180,17 +184,17 @@ def resize(driver: Any, width: int) -> None:
 def flaws(browser: Browser, page: str) -> list[str]:
     """Returns what is wrong with a page at any width and in any theme."""
     driver = browser.driver
-    found = []
+    messages = []
     driver.get(browser.address + page)
     for width in WIDTHS:
         resize(driver, width)
         for theme in THEMES:
             driver.execute_script(f"document.documentElement.dataset.theme = '{theme}'")
             for flaw in driver.execute_script(FLAWS):
-                found.append(f"{page} at {width}, {theme}: {flaw}")
+                messages.append(f"{page} at {width}, {theme}: {flaw}")
     # An error's line repeats for each width and theme: the log is read once.
-    found += [f"{page}: {line['message']}" for line in driver.get_log("browser")]
-    return found
+    messages += [f"{page}: {line['message']}" for line in driver.get_log("browser")]
+    return messages
 
 
 def weigh(browser: Browser, page: str) -> int:
@@ -213,6 +217,8 @@ def search(browser: Browser, words: str) -> list[Result]:
     driver = browser.driver
     driver.get(f"{browser.address}search.html?q={quote(words)}")
     quoted = "return !!document.querySelector('#search-results li .context')"
-    WebDriverWait(driver, 20).until(lambda each: each.execute_script(quoted))
+    WebDriverWait(driver, 20).until(
+        lambda browser_driver: browser_driver.execute_script(quoted)
+    )
     results = driver.execute_script(RESULTS)
     return [Result(urlsplit(address).path, text) for address, text in results]

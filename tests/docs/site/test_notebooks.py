@@ -43,15 +43,23 @@ def printed(name, tmp_path):
 def find_outputs(name):
     """The outputs of the committed notebook, of all cells."""
     notebook = jupytext.read(FOLDER / f"{name}.ipynb")
-    return [x for cell in notebook.cells for x in cell.get("outputs", [])]
+    outputs = []
+    for cell in notebook.cells:
+        outputs += cell.get("outputs", [])
+    return outputs
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_notebook_with_outputs_has_the_cells_of_its_source(name):
-    shown = jupytext.read(FOLDER / f"{name}.ipynb").cells
-    written = notebooks.read_source(FOLDER / f"{name}.md").cells
-    assert [x.source for x in shown] == [x.source for x in written], "make notebooks"
-    assert "colab-badge" in shown[0].source and "pip install" in shown[1].source
+    committed_cells = jupytext.read(FOLDER / f"{name}.ipynb").cells
+    source_cells = notebooks.read_source(FOLDER / f"{name}.md").cells
+    assert [x.source for x in committed_cells] == [x.source for x in source_cells], (
+        "make notebooks"
+    )
+    assert (
+        "colab-badge" in committed_cells[0].source
+        and "pip install" in committed_cells[1].source
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -78,21 +86,21 @@ def test_notebook_is_small_and_tells_nothing_of_the_machine_that_ran_it(name):
 def test_links_of_a_notebook_lead_to_the_repository_and_on_the_site_to_its_pages():
     source = FOLDER / "five-algorithms.md"
     text = "[a](../choosing.md#x), [b](reading-a-study.md), [c](https://d.org/e.md)"
-    shown = notebooks.replace_links(text, source)
+    notebook_text = notebooks.replace_links(text, source)
     docs = f"{notebooks.REPOSITORY}/docs"
-    assert shown == (
+    assert notebook_text == (
         f"[a]({docs}/choosing.md#x), [b]({docs}/notebooks/reading-a-study.ipynb), "
         "[c](https://d.org/e.md)"
     )
-    on_site = notebooks.show_on_site(shown, "five-algorithms")
+    on_site = notebooks.show_on_site(notebook_text, "five-algorithms")
     assert "(../choosing.md#x), [b](../notebooks/reading-a-study.ipynb)" in on_site
 
 
 def test_site_loads_no_badge_from_elsewhere():
     text = (FOLDER / "five-algorithms.ipynb").read_text("utf-8")
-    shown = notebooks.show_on_site(text, "five-algorithms")
-    assert "badge" in text and "badge" not in shown
-    assert "{download}`download it <five-algorithms.ipynb>`" in shown
+    site_text = notebooks.show_on_site(text, "five-algorithms")
+    assert "badge" in text and "badge" not in site_text
+    assert "{download}`download it <five-algorithms.ipynb>`" in site_text
 
 
 @pytest.mark.long  # `make notebooks` runs it, too
@@ -100,14 +108,14 @@ def test_five_algorithms_learn_and_send_what_rings_send(tmp_path):
     text = printed("five-algorithms.md", tmp_path)
     rows = re.findall(r"^(\w+) +([\d.]+) ± [\d.]+ % +([\d.]+) MB$", text, re.M)
     accuracy = {name: float(value) for name, value, _ in rows}
-    sent = {name: float(value) for name, _, value in rows}
+    megabytes = {name: float(value) for name, _, value in rows}
     assert len(rows) == 5
     assert min(accuracy.values()) > 60  # a linear model reaches 32 %
     assert max(accuracy, key=accuracy.get) in ("sync_sgd", "gossip", "bmuf", "diloco")
     # A ring of eight sends 2 × 7/8 of the params, a gossip all of them; period 8.
-    assert sent["gossip"] / sent["sync_sgd"] == pytest.approx(4 / 7, rel=0.01)
-    assert sent["diloco"] == sent["bmuf"] == sent["model_averaging"]
-    assert sent["diloco"] / sent["sync_sgd"] == pytest.approx(1 / 8, rel=0.03)
+    assert megabytes["gossip"] / megabytes["sync_sgd"] == pytest.approx(4 / 7, rel=0.01)
+    assert megabytes["diloco"] == megabytes["bmuf"] == megabytes["model_averaging"]
+    assert megabytes["diloco"] / megabytes["sync_sgd"] == pytest.approx(1 / 8, rel=0.03)
     assert "figures: 3" in text
 
 
@@ -131,18 +139,23 @@ def test_own_algorithm_passes_its_test_and_trains_in_the_harness(tmp_path):
 @pytest.mark.long  # `make notebooks` runs it, too
 def test_workers_of_the_gpt_are_sharded_and_diloco_sends_a_tenth(tmp_path):
     text = printed("diloco-gpt.md", tmp_path)
-    whole, shard = (
-        tuple(map(int, found.split(", ")))
-        for found in re.findall(r"(?:up|device): +\(([\d, ]+)\)", text)
+    array_shape, shard_shape = (
+        tuple(map(int, shape_text.split(", ")))
+        for shape_text in re.findall(r"(?:up|device): +\(([\d, ]+)\)", text)
     )
-    assert whole[0] == 4 and shard[0] == 1  # a worker to two devices
-    assert whole[3] == 2 * shard[3]
+    assert array_shape[0] == 4 and shard_shape[0] == 1  # a worker to two devices
+    assert array_shape[3] == 2 * shard_shape[3]
     rows = re.findall(
         r"^(\w+) +(\d+) syncs of ([\d.]+) MB .* ([\d.]+) MB a", text, re.M
     )
-    (_, syncs, each, total), (_, fewer, same, less) = rows
-    assert int(syncs) == 10 * int(fewer) and each == same
-    assert float(total) == pytest.approx(10 * float(less), rel=0.01)
+    (
+        (_, syncs, sync_megabytes, sync_total),
+        (_, diloco_syncs, diloco_sync_megabytes, diloco_total),
+    ) = rows
+    assert (
+        int(syncs) == 10 * int(diloco_syncs) and sync_megabytes == diloco_sync_megabytes
+    )
+    assert float(sync_total) == pytest.approx(10 * float(diloco_total), rel=0.01)
     losses = [float(x) for x in re.findall(r"held-out loss ([\d.]+)", text)]
     assert max(losses) < 2.4  # letters drawn by how often they occur have 3.1
     assert "figures: 3" in text
@@ -152,9 +165,9 @@ def test_workers_of_the_gpt_are_sharded_and_diloco_sends_a_tenth(tmp_path):
 def test_interval_of_a_study_is_that_of_its_table(tmp_path):
     text = printed("reading-a-study.md", tmp_path)
     ends = r":.* from ([-\d.]+) to ([-\d.]+)$"
-    (table,) = re.findall("^table" + ends, text, re.M)
-    (here,) = re.findall("^here" + ends, text, re.M)
-    assert table == here
+    (table_interval,) = re.findall("^table" + ends, text, re.M)
+    (own_interval,) = re.findall("^here" + ends, text, re.M)
+    assert table_interval == own_interval
     words = re.findall(r"momentum is (better|worse)$", text, re.M)
     assert words[0] == "better" and words[-1] == "worse"
     assert "figures: 3" in text
@@ -165,6 +178,6 @@ def test_the_exercise_is_solved_by_the_solution_below_it(capsys):
     [solution] = re.findall(r"<summary>.*?```py\n(.*?)```", text, re.DOTALL)
     exercise = "\n".join(cells("five-algorithms.md")[-2:])
     solved = re.sub(r".* # change this line\n", solution, exercise)
-    for code, said in (exercise, "should be"), (solved, "solved"):
+    for code, message in (exercise, "should be"), (solved, "solved"):
         exec(f"import jax, numpy as np, optax, syncalgos\n{code}", {})
-        assert said in capsys.readouterr().out
+        assert message in capsys.readouterr().out

@@ -1,5 +1,6 @@
 """The documentation as a site: nothing left out, nothing broken, readable anywhere."""
 
+import itertools
 import re
 import shutil
 import sys
@@ -15,14 +16,14 @@ import syncalgos
 
 DOCS = ROOT / "docs"
 REFERENCE = DOCS / "reference"
-NAMED = re.compile(
+REFERENCE_ENTRY = re.compile(
     r"^(?:\.\. auto\w+::|```{py:\w+}) (?:syncalgos\.)?([\w.]+)", re.MULTILINE
 )
 
 
 def test_each_algorithm_is_of_one_family():
     names_by_family = algorithms.group_by_family()
-    names = [name for family in names_by_family.values() for name in family]
+    names = itertools.chain.from_iterable(names_by_family.values())
     assert sorted(names) == sorted(syncalgos.ALGORITHMS)
     assert all(names_by_family.values())
 
@@ -43,17 +44,23 @@ def test_an_unknown_family_is_refused(monkeypatch):
 
 def test_a_paper_without_an_entry_has_no_bibtex():
     assert papers.folded('Mine, "A paper that nobody has written", 2026.') == ""
-    shown = papers.folded(docstrings.parsed(syncalgos.diloco).source)
-    assert "```bibtex\n@" in shown
+    folded_source = papers.folded(docstrings.parsed(syncalgos.diloco).source)
+    assert "```bibtex\n@" in folded_source
 
 
 def test_page_of_an_algorithm_shows_the_formulas_of_its_docstring():
     text = algorithms.update(docstrings.parsed(syncalgos.bmuf))
     [formula] = re.findall(r"^```text\n(.*?)\n```$", text, re.MULTILINE | re.DOTALL)
-    shown = [line.strip() for line in formula.splitlines()]
-    written = [line.strip() for line in (syncalgos.bmuf.__doc__ or "").splitlines()]
-    first = written.index(shown[0])
-    assert "←" in formula and written[first : first + len(shown)] == shown
+    formula_lines = [line.strip() for line in formula.splitlines()]
+    docstring_lines = [
+        line.strip() for line in (syncalgos.bmuf.__doc__ or "").splitlines()
+    ]
+    first_line = docstring_lines.index(formula_lines[0])
+    assert (
+        "←" in formula
+        and docstring_lines[first_line : first_line + len(formula_lines)]
+        == formula_lines
+    )
 
 
 def public(module: ModuleType, prefix: str = "") -> set[str]:
@@ -66,25 +73,27 @@ def public(module: ModuleType, prefix: str = "") -> set[str]:
 
 
 def test_the_reference_begins_with_the_whole_surface():
-    shown = re.findall(r"\w+", (REFERENCE / "index.md").read_text())
+    page_words = re.findall(r"\w+", (REFERENCE / "index.md").read_text())
     names = {name for name in dir(syncalgos) if name[0] != "_"}
-    assert names - {*syncalgos.ALGORITHMS} <= {*shown}
+    assert names - {*syncalgos.ALGORITHMS} <= {*page_words}
 
 
 def test_every_public_name_has_a_place_in_the_reference():
-    shown = set(syncalgos.ALGORITHMS)
+    reference_names = set(syncalgos.ALGORITHMS)
     for page in REFERENCE.glob("*.md"):
         prefix = ""
         for line in page.read_text().splitlines():
             module = re.match(r"\.\. currentmodule:: syncalgos\.?(\w*)", line)
             if module:
                 prefix = f"{module[1]}." if module[1] else ""
-            found = NAMED.match(line)
-            if found:
-                shown.add((prefix if line.startswith(".. auto") else "") + found[1])
+            entry = REFERENCE_ENTRY.match(line)
+            if entry:
+                reference_names.add(
+                    (prefix if line.startswith(".. auto") else "") + entry[1]
+                )
     names = public(syncalgos) | public(syncalgos.collectives, "collectives.")
     names |= public(syncalgos.reducers, "reducers.")
-    assert names - shown == set()
+    assert names - reference_names == set()
 
 
 @pytest.fixture(scope="module")
@@ -116,9 +125,10 @@ def test_links_lead_to_pages_and_anchors(site):
 
 @pytest.mark.slow
 def test_every_page_is_readable_at_any_width_in_both_themes(site, browser):
-    assert [
-        x for page in websites.pages(site) for x in websites.flaws(browser, page)
-    ] == []
+    flaws = []
+    for page in websites.pages(site):
+        flaws += websites.flaws(browser, page)
+    assert flaws == []
 
 
 @pytest.mark.slow
@@ -174,8 +184,8 @@ def test_entries_of_the_search_are_of_pages_that_exist():
 
 
 def test_source_listings_and_changes_are_hidden_from_the_search():
-    shown = search.hide("# A\n", "_made/examples.md")
-    assert shown == "# A\n"
+    examples = search.hide("# A\n", "_made/examples.md")
+    assert examples == "# A\n"
     listing = search.hide("---\norphan: true\n---\n\n# A\n", "_made/files/a.py.md")
     assert listing == "---\nno-search: true\norphan: true\n---\n\n# A\n"
     changes = search.hide("# Changelog\n", "_made/changelog.md")

@@ -14,14 +14,14 @@ from syncalgos.algorithms import ALGORITHMS
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-FEW = ("sync_sgd", "streaming_diloco")  # with one leaf, and with two
+DEFAULT_NAMES = ("sync_sgd", "streaming_diloco")  # with one leaf, and with two
 
 
-@pytest.mark.parametrize("name", tiers(ALGORITHMS, FEW, slow=[]))
+@pytest.mark.parametrize("name", tiers(ALGORITHMS, DEFAULT_NAMES, slow=[]))
 def test_every_algorithm_stays_in_a_picture_that_moves(name):
     recorded = trajectories.record(name)
-    shown = film(recorded)
-    for places in (shown.workers, shown.center):
+    pictured = film(recorded)
+    for places in (pictured.workers, pictured.center):
         assert np.isfinite(places).all()
         assert (places > 0).all() and (places < [WIDTH, FLOOR]).all()
     assert recorded.syncs.any()
