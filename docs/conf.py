@@ -45,7 +45,6 @@ exclude_patterns = [
     "pages",
     "records",
     "studies/*/*.md",
-    "notebooks/*.md",
     "**/.ipynb_checkpoints",
 ]
 default_role = "py:obj"

@@ -54,7 +54,6 @@ def inside(folder: Path) -> list[Path]:
 def sources() -> list[str]:
     """Returns the paths of the pages of docs/, relative to the root."""
     pages = [*DOCS.glob("*.md"), *DOCS.glob("studies/*.md")]
-    pages += DOCS.glob("notebooks/*.md")
     return sorted(str(page.relative_to(ROOT)) for page in pages)
 
 

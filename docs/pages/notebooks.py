@@ -1,49 +1,50 @@
-"""Runs the notebooks and writes them with their outputs: docs/notebooks/*.ipynb.
+"""Runs the notebooks, docs/notebooks/*.ipynb, and writes them with their outputs.
 
     python -m pages.notebooks [NAME …]    NAME is that of a file without its ending
 
-`make notebooks` does it. A notebook is written as text, docs/notebooks/NAME.md. The
-file with outputs is what GitHub, Colab and the site show.
+`make notebooks` does it. GitHub, Colab and the site show these files as they are.
 """
 
+import hashlib
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-import jupytext
+import nbformat
 from nbformat import NotebookNode
 
-from pages.links import ROOT, resolved
+from pages.links import ROOT
 
 FOLDER = ROOT / "docs" / "notebooks"
 REPOSITORY = "https://github.com/syncalgos/syncalgos/blob/main"
 COLAB = "https://colab.research.google.com"
-LINK = re.compile(r"(?<=\]\()([^)\s#:]+\.md)")
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+VERSION = 4  # of the format
 TIMEOUT = 900  # seconds for a cell
+CODE_HASH = "code_sha256"  # in the metadata: of the code that made the outputs
 
 
-def find_sources() -> list[Path]:
-    """Returns the notebooks as text."""
-    return sorted(FOLDER.glob("*.md"))
+def find_notebooks() -> list[Path]:
+    """Returns the files of the notebooks."""
+    return sorted(FOLDER.glob("*.ipynb"))
 
 
-def read_source(source: Path) -> NotebookNode:
-    """Returns a notebook without outputs, with its badge and links that lead anywhere.
+def read(path: Path) -> NotebookNode:
+    """Returns a notebook."""
+    return nbformat.read(path, VERSION)
 
-    Its cells are numbered, so that a notebook that did not change is the same file.
-    """
-    notebook = jupytext.read(source, fmt="md:myst")
-    for number, cell in enumerate(notebook.cells):
-        cell.id = f"cell-{number}"
-        if cell.cell_type == "markdown":
-            cell.source = replace_links(cell.source, source)
-    title = notebook.cells[0]
-    heading, _, text = title.source.partition("\n")
-    title.source = f"{heading}\n\n{make_badge(source.stem)}\n{text}"
-    del notebook.metadata["jupytext"]
-    return notebook
+
+def find_code(notebook: NotebookNode) -> list[NotebookNode]:
+    """Returns the cells of code."""
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def hash_code(notebook: NotebookNode) -> str:
+    """Returns a hash of all code of a notebook."""
+    code = "\n\n".join(cell.source for cell in find_code(notebook))
+    return hashlib.sha256(code.encode()).hexdigest()
 
 
 def make_badge(name: str) -> str:
@@ -53,20 +54,26 @@ def make_badge(name: str) -> str:
     return f"[![Open in Colab]({COLAB}/assets/colab-badge.svg)]({page})"
 
 
-def replace_links(text: str, source: Path) -> str:
-    """Returns a text whose links to pages lead to the repository."""
+def find_links(notebook: NotebookNode) -> Iterator[str]:
+    """Yields the files of the repository that the text of a notebook leads to.
 
-    def replace(match: re.Match) -> str:
-        path = resolved(match[1], str(source.relative_to(ROOT)))
-        if path and (ROOT / path).parent == FOLDER:
-            path = path.removesuffix(".md") + ".ipynb"
-        return f"{REPOSITORY}/{path}"
-
-    return LINK.sub(replace, text)
+    Links are whole addresses, as a notebook is also read in Colab.
+    """
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            for target in LINK.findall(cell.source):
+                if not target.startswith("https://"):
+                    raise ValueError(f"{target}: give it as {REPOSITORY}/…")
+                if target.startswith(REPOSITORY):
+                    path, _, _ = target.removeprefix(f"{REPOSITORY}/").partition("#")
+                    yield path
 
 
 def execute(notebook: NotebookNode) -> None:
-    """Runs the cells of a notebook in its folder, by the kernel of docs/kernels."""
+    """Runs the cells of a notebook in its folder, by the kernel of docs/kernels.
+
+    What it holds afterwards says nothing of the machine, nor of the time.
+    """
     from nbclient import NotebookClient  # of the extra docs alone
 
     NotebookClient(
@@ -76,13 +83,23 @@ def execute(notebook: NotebookNode) -> None:
         record_timing=False,
         resources={"metadata": {"path": str(FOLDER)}},
     ).execute()
-    notebook.metadata["language_info"] = {"name": "python"}
-    for cell in notebook.cells:
-        if cell.cell_type == "code":
-            cell.outputs = merge_streams(cell.outputs)
+    for number, cell in enumerate(notebook.cells):
+        cell.id = f"cell-{number}"
+        cell.metadata = {key: x for key, x in cell.metadata.items() if key == "tags"}
+    for cell in find_code(notebook):
+        cell.outputs = merge_streams(cell.outputs)
+    notebook.metadata = {
+        "kernelspec": {
+            "display_name": "Python 3",
+            "language": "python",
+            "name": "python3",
+        },
+        "language_info": {"name": "python"},
+        CODE_HASH: hash_code(notebook),
+    }
 
 
-def merge_streams(outputs: Sequence[NotebookNode]) -> list[NotebookNode]:
+def merge_streams(outputs: Iterable[NotebookNode]) -> list[NotebookNode]:
     """Returns outputs in which what a cell prints is one text, without progress."""
     merged: list[NotebookNode] = []
     for output in outputs:
@@ -113,13 +130,12 @@ def show_on_site(text: str, name: str) -> str:
 def main(names: Sequence[str]) -> None:
     os.environ["JUPYTER_PATH"] = str(ROOT / "docs")
     os.environ["PYTHONPATH"] = str(ROOT)
-    for source in find_sources():
-        if not names or source.stem in names:
-            notebook = read_source(source)
+    for path in find_notebooks():
+        if not names or path.stem in names:
+            notebook = read(path)
             execute(notebook)
-            target = source.with_suffix(".ipynb")
-            jupytext.write(notebook, target, fmt="ipynb")
-            print(f"{target.relative_to(ROOT)}: {target.stat().st_size / 1e3:.0f} kB")
+            nbformat.write(notebook, path)
+            print(f"{path.relative_to(ROOT)}: {path.stat().st_size / 1e3:.0f} kB")
 
 
 if __name__ == "__main__":

@@ -3,13 +3,12 @@
 import re
 from pathlib import Path
 
-import jupytext
 import pytest
 from pages import notebooks
 from support.commands import ROOT, run_python
 
 FOLDER = ROOT / "docs" / "notebooks"
-NAMES = [source.stem for source in notebooks.find_sources()]
+NAMES = [path.stem for path in notebooks.find_notebooks()]
 LARGEST_FILE = 600_000  # bytes
 TIMEOUT = 900  # seconds; the longest takes two CPU minutes
 
@@ -24,9 +23,9 @@ print("figures:", len(plt.get_fignums()))
 
 def cells(name):
     """The code of a notebook, cell by cell, without magics."""
-    notebook = jupytext.read(FOLDER / name, fmt="md:myst")
-    code = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
-    return [re.sub(r"^( *)[%!].*", r"\1pass", x, flags=re.MULTILINE) for x in code]
+    code = notebooks.find_code(notebooks.read(FOLDER / f"{name}.ipynb"))
+    magics = re.compile(r"^( *)[%!].*", re.MULTILINE)
+    return [magics.sub(r"\1pass", cell.source) for cell in code]
 
 
 def printed(name, tmp_path):
@@ -42,7 +41,7 @@ def printed(name, tmp_path):
 
 def find_outputs(name):
     """The outputs of the committed notebook, of all cells."""
-    notebook = jupytext.read(FOLDER / f"{name}.ipynb")
+    notebook = notebooks.read(FOLDER / f"{name}.ipynb")
     outputs = []
     for cell in notebook.cells:
         outputs += cell.get("outputs", [])
@@ -50,25 +49,34 @@ def find_outputs(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_notebook_with_outputs_has_the_cells_of_its_source(name):
-    committed_cells = jupytext.read(FOLDER / f"{name}.ipynb").cells
-    source_cells = notebooks.read_source(FOLDER / f"{name}.md").cells
-    assert [x.source for x in committed_cells] == [x.source for x in source_cells], (
-        "make notebooks"
-    )
-    assert (
-        "colab-badge" in committed_cells[0].source
-        and "pip install" in committed_cells[1].source
-    )
+def test_outputs_of_a_notebook_are_those_of_its_code(name):
+    notebook = notebooks.read(FOLDER / f"{name}.ipynb")
+    expected = notebooks.hash_code(notebook)
+    assert notebook.metadata[notebooks.CODE_HASH] == expected, "make notebooks"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_notebook_opens_in_colab_and_installs_what_it_needs_there(name):
+    title, first_code, *_ = notebooks.read(FOLDER / f"{name}.ipynb").cells
+    assert notebooks.make_badge(name) in title.source
+    assert "pip install" in first_code.source
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_links_of_a_notebook_lead_to_files_of_the_repository(name):
+    paths = [*notebooks.find_links(notebooks.read(FOLDER / f"{name}.ipynb"))]
+    assert len(paths) >= 3
+    for path in paths:
+        assert (ROOT / path).exists(), path
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_notebook_was_run_from_top_to_bottom_and_shows_its_figures(name):
-    notebook = jupytext.read(FOLDER / f"{name}.ipynb")
-    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    notebook = notebooks.read(FOLDER / f"{name}.ipynb")
+    code = notebooks.find_code(notebook)
     assert [cell.execution_count for cell in code] == [*range(1, len(code) + 1)]
     kinds = [output.output_type for output in find_outputs(name)]
-    assert kinds.count("display_data") == str(cells(f"{name}.md")).count("subplots(")
+    assert kinds.count("display_data") == str(cells(name)).count("subplots(")
     assert {*kinds} == {"stream", "display_data"}
 
 
@@ -76,24 +84,21 @@ def test_notebook_was_run_from_top_to_bottom_and_shows_its_figures(name):
 def test_notebook_is_small_and_tells_nothing_of_the_machine_that_ran_it(name):
     text = (FOLDER / f"{name}.ipynb").read_text("utf-8")
     assert len(text) < LARGEST_FILE
-    notebook = jupytext.read(FOLDER / f"{name}.ipynb")
-    assert notebook.metadata.keys() == {"kernelspec", "language_info"}
+    notebook = notebooks.read(FOLDER / f"{name}.ipynb")
+    assert notebook.metadata.keys() == {
+        "kernelspec",
+        "language_info",
+        notebooks.CODE_HASH,
+    }
     assert all(cell.metadata.keys() <= {"tags"} for cell in notebook.cells)
     printed_text = "".join(output.get("text", "") for output in find_outputs(name))
     assert str(ROOT) not in printed_text and str(Path.home()) not in printed_text
 
 
-def test_links_of_a_notebook_lead_to_the_repository_and_on_the_site_to_its_pages():
-    source = FOLDER / "five-algorithms.md"
-    text = "[a](../choosing.md#x), [b](reading-a-study.md), [c](https://d.org/e.md)"
-    notebook_text = notebooks.replace_links(text, source)
-    docs = f"{notebooks.REPOSITORY}/docs"
-    assert notebook_text == (
-        f"[a]({docs}/choosing.md#x), [b]({docs}/notebooks/reading-a-study.ipynb), "
-        "[c](https://d.org/e.md)"
-    )
-    on_site = notebooks.show_on_site(notebook_text, "five-algorithms")
-    assert "(../choosing.md#x), [b](../notebooks/reading-a-study.ipynb)" in on_site
+def test_links_of_a_notebook_lead_to_pages_on_the_site():
+    text = f"[a]({notebooks.REPOSITORY}/docs/choosing.md#x), [b](https://d.org/e.md)"
+    on_site = notebooks.show_on_site(text, "five-algorithms")
+    assert on_site == "[a](../choosing.md#x), [b](https://d.org/e.md)"
 
 
 def test_site_loads_no_badge_from_elsewhere():
@@ -105,7 +110,7 @@ def test_site_loads_no_badge_from_elsewhere():
 
 @pytest.mark.long  # `make notebooks` runs it, too
 def test_five_algorithms_learn_and_send_what_rings_send(tmp_path):
-    text = printed("five-algorithms.md", tmp_path)
+    text = printed("five-algorithms", tmp_path)
     rows = re.findall(r"^(\w+) +([\d.]+) ± [\d.]+ % +([\d.]+) MB$", text, re.M)
     accuracy = {name: float(value) for name, value, _ in rows}
     megabytes = {name: float(value) for name, _, value in rows}
@@ -121,7 +126,7 @@ def test_five_algorithms_learn_and_send_what_rings_send(tmp_path):
 
 @pytest.mark.long  # `make notebooks` runs it, too
 def test_own_algorithm_passes_its_test_and_trains_in_the_harness(tmp_path):
-    text = printed("your-own-algorithm.md", tmp_path)
+    text = printed("your-own-algorithm", tmp_path)
     assert text.startswith("passed\nfailed, as it should: Not equal")
     assert "without momentum it is model averaging" in text
     # 12 syncs of a ring of four: 2 × 3/4 of three float32.
@@ -138,7 +143,7 @@ def test_own_algorithm_passes_its_test_and_trains_in_the_harness(tmp_path):
 
 @pytest.mark.long  # `make notebooks` runs it, too
 def test_workers_of_the_gpt_are_sharded_and_diloco_sends_a_tenth(tmp_path):
-    text = printed("diloco-gpt.md", tmp_path)
+    text = printed("diloco-gpt", tmp_path)
     array_shape, shard_shape = (
         tuple(map(int, shape_text.split(", ")))
         for shape_text in re.findall(r"(?:up|device): +\(([\d, ]+)\)", text)
@@ -163,7 +168,7 @@ def test_workers_of_the_gpt_are_sharded_and_diloco_sends_a_tenth(tmp_path):
 
 @pytest.mark.long  # `make notebooks` runs it, too
 def test_interval_of_a_study_is_that_of_its_table(tmp_path):
-    text = printed("reading-a-study.md", tmp_path)
+    text = printed("reading-a-study", tmp_path)
     ends = r":.* from ([-\d.]+) to ([-\d.]+)$"
     (table_interval,) = re.findall("^table" + ends, text, re.M)
     (own_interval,) = re.findall("^here" + ends, text, re.M)
@@ -174,9 +179,10 @@ def test_interval_of_a_study_is_that_of_its_table(tmp_path):
 
 
 def test_the_exercise_is_solved_by_the_solution_below_it(capsys):
-    text = (FOLDER / "five-algorithms.md").read_text()
+    notebook = notebooks.read(FOLDER / "five-algorithms.ipynb")
+    text = "\n".join(cell.source for cell in notebook.cells)
     [solution] = re.findall(r"<summary>.*?```py\n(.*?)```", text, re.DOTALL)
-    exercise = "\n".join(cells("five-algorithms.md")[-2:])
+    exercise = "\n".join(cells("five-algorithms")[-2:])
     solved = re.sub(r".* # change this line\n", solution, exercise)
     for code, message in (exercise, "should be"), (solved, "solved"):
         exec(f"import jax, numpy as np, optax, syncalgos\n{code}", {})
