@@ -29,9 +29,9 @@ def loss(params, buffers, batch, key):
     """With a buffer that adds up over examples, and a metric with weights."""
     value = plain_loss(params, batch)
     weighted = jnp.mean(batch["x"][:, 0] ** 2 * (batch["y"][:, 0] > 0))
-    seen = buffers["seen"] + jnp.sum(batch["x"], axis=0)
+    input_sums = buffers["seen"] + jnp.sum(batch["x"], axis=0)
     metrics = {"weighted": weighted, "each": jnp.mean(batch["x"], axis=0)}
-    return value, ({"seen": seen}, metrics)
+    return value, ({"seen": input_sums}, metrics)
 
 
 def train(optimizer, resident, **options):
@@ -59,8 +59,8 @@ def train(optimizer, resident, **options):
     ids=["batches", "rows"],
 )
 def test_microbatches_give_the_result_of_the_whole_batch(resident, optimizer, parts):
-    whole = train(optimizer, resident)
-    assert_close(train(optimizer, resident, accumulate=parts), whole)
+    unsplit_result = train(optimizer, resident)
+    assert_close(train(optimizer, resident, accumulate=parts), unsplit_result)
 
 
 def test_microbatches_are_consecutive_and_hand_buffers_on():
@@ -74,13 +74,13 @@ def test_microbatches_are_consecutive_and_hand_buffers_on():
 
     means = BATCHES["x"].astype(float).reshape(12, 4, 3, 2, 6).mean((-1, -2))
     mean = np.zeros(4)
-    seen = []  # of each worker
+    running_means = []  # of each worker
     for step in range(12):
         for microbatch in range(3):
             mean = 0.5 * mean + 0.5 * means[step, :, microbatch]
-            seen.append(mean.mean())
+            running_means.append(mean.mean())
     assert_close(np.reshape(state.replica.buffers["mean"], 4), mean)
-    assert_close(metrics["mean"], np.reshape(seen, (12, 3)).mean(1))
+    assert_close(metrics["mean"], np.reshape(running_means, (12, 3)).mean(1))
 
 
 @pytest.mark.slow
@@ -213,7 +213,7 @@ def memory_of_training(**options):
 @pytest.mark.slow
 def test_microbatches_take_less_memory():
     """Though their rows are gathered from data on the device."""
-    whole = memory_of_training()
+    whole_batch_bytes = memory_of_training()
     activations = 512 * 256 * 8  # of one layer, all workers
-    assert whole > activations
-    assert memory_of_training(accumulate=8) < whole / 4
+    assert whole_batch_bytes > activations
+    assert memory_of_training(accumulate=8) < whole_batch_bytes / 4

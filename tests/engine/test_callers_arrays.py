@@ -43,18 +43,18 @@ def placed(data):
 
 
 def restored(params):
-    held = TRAINER.to_host(TRAINER.init(jnp.zeros(BATCH)))
-    replica = held.replica._replace(params=params)
-    return TRAINER.from_host(held._replace(replica=replica)).replica.params
+    host_state = TRAINER.to_host(TRAINER.init(jnp.zeros(BATCH)))
+    replica = host_state.replica._replace(params=params)
+    return TRAINER.from_host(host_state._replace(replica=replica)).replica.params
 
 
-def kept(run=TRAINER.run):
+def host_params_before_and_after(run=TRAINER.run):
     """Returns a state of the host before and after the devices use its memory."""
     state, _ = run(TRAINER.init(jnp.zeros(BATCH // 4)), ROWS)
-    held = TRAINER.to_host(state)
-    before = held.replica.params.copy()
+    host_state = TRAINER.to_host(state)
+    old_params = host_state.replica.params.copy()
     run(state, ROWS + 1)
-    return before, held.replica.params
+    return old_params, host_state.replica.params
 
 
 def mixed(weights):
@@ -72,12 +72,12 @@ def synced(params):
     return STACKED.sync(sa.Replica(params), STACKED.init(params), 0)
 
 
-WHOLE = (STEPS, BATCH)
+ALL_BATCHES = (STEPS, BATCH)
 USES = {
-    "run": (WHOLE, trained),
+    "run": (ALL_BATCHES, trained),
     "step": (BATCH, lambda batch: TRAINER.step(started(), batch)[1]),
-    "evaluate": (WHOLE, lambda batches: TRAINER.evaluate(started(), batches)),
-    "rows": (WHOLE, by_rows),
+    "evaluate": (ALL_BATCHES, lambda batches: TRAINER.evaluate(started(), batches)),
+    "rows": (ALL_BATCHES, by_rows),
     "data": (BATCH, lambda data: trained(ROWS, data)),
     "place": (BATCH, placed),
     "params": (BATCH, lambda x: TRAINER.init(x).replica.params),
@@ -95,8 +95,8 @@ def aligned(shape):
     """Halves, at an address from which jax takes memory as it is."""
     size = 4 * int(np.prod(shape))
     room = np.zeros(size + 64, np.uint8)
-    first = -room.ctypes.data % 64
-    array = room[first : first + size].view(np.float32).reshape(shape)
+    offset = -room.ctypes.data % 64
+    array = room[offset : offset + size].view(np.float32).reshape(shape)
     array[...] = 0.5
     return array
 
@@ -104,14 +104,14 @@ def aligned(shape):
 @pytest.mark.parametrize("name", USES)
 def test_arrays_are_what_they_were_at_the_call(name):
     shape, use = USES[name]
-    found = []
+    results = []
     for later in (0.5, 0.25):
         array = aligned(shape)
-        made = use(array)
+        result = use(array)
         array[...] = later
-        found.append(jax.tree.leaves(made() if callable(made) else made))
-    jax.tree.map(np.testing.assert_array_equal, *found)
+        results.append(jax.tree.leaves(result() if callable(result) else result))
+    jax.tree.map(np.testing.assert_array_equal, *results)
 
 
 def test_what_came_back_to_the_host_stays():
-    np.testing.assert_array_equal(*kept())
+    np.testing.assert_array_equal(*host_params_before_and_after())

@@ -38,7 +38,7 @@ def plain_state():
     return plain_trainer().init(PARAMS)
 
 
-def made(strategy=None, **options):
+def make_trainer_call(strategy=None, **options):
     """Makes a trainer."""
     return lambda: make_trainer(strategy, **options)
 
@@ -84,42 +84,66 @@ def usual(use):
 SGD = optax.sgd(0.05, momentum=0.9)
 
 
-def trainer_by(optimizer, strategy):
+def make_data_parallel(optimizer, strategy):
     return sa.DataParallel(plain_loss, optimizer, strategy, workers=4)
 
 
 def other(use, strategy, optimizer=SGD):
     """Uses another trainer, with the state of the usual one."""
-    return lambda: use(trainer_by(optimizer, strategy), plain_state())
+    return lambda: use(make_data_parallel(optimizer, strategy), plain_state())
 
 
-def inner(optimizer, strategy=None):
+def start_with_optimizer(optimizer, strategy=None):
     """Starts with another inner optimizer."""
     strategy = strategy or sa.sync_sgd()
-    return started(make=lambda: trainer_by(optimizer, strategy))
+    return started(make=lambda: make_data_parallel(optimizer, strategy))
 
 
 OF_LAYOUTS = [
-    (made(workers=0), "workers must be a whole number of at least 1, got 0"),
-    (made(workers=2.5), "workers must be a whole number of at least 1, got 2.5"),
-    (made(backend="pmpa"), "unknown backend 'pmpa'; did you mean 'pmap'"),
-    (made(devices=[5]), "device 5 does not exist"),
-    (made(devices=[-1]), "a device must be a whole number of at least 0, got -1"),
-    (made(devices=[0, 0]), "devices must be distinct"),
-    (made(devices=[]), "at least one"),
-    (made(devices=2), "devices must be a list of indices or devices, got 2"),
-    (made(devices=[0, 1, 2]), "4 workers do not divide over 3 devices"),
-    (made(backend="vmap", devices=[0, 1]), "'vmap' runs on one device, got 2"),
-    (made(workers=6, lanes=4), "lanes must divide the 6 workers, got 4"),
-    (made(workers=6, lanes=1), "6 workers in 1 lanes need 6 .* workers or more lanes"),
     (
-        made(workers=4, lanes=1, mesh={"fsdp": 2}),
+        make_trainer_call(workers=0),
+        "workers must be a whole number of at least 1, got 0",
+    ),
+    (
+        make_trainer_call(workers=2.5),
+        "workers must be a whole number of at least 1, got 2.5",
+    ),
+    (make_trainer_call(backend="pmpa"), "unknown backend 'pmpa'; did you mean 'pmap'"),
+    (make_trainer_call(devices=[5]), "device 5 does not exist"),
+    (
+        make_trainer_call(devices=[-1]),
+        "a device must be a whole number of at least 0, got -1",
+    ),
+    (make_trainer_call(devices=[0, 0]), "devices must be distinct"),
+    (make_trainer_call(devices=[]), "at least one"),
+    (
+        make_trainer_call(devices=2),
+        "devices must be a list of indices or devices, got 2",
+    ),
+    (make_trainer_call(devices=[0, 1, 2]), "4 workers do not divide over 3 devices"),
+    (
+        make_trainer_call(backend="vmap", devices=[0, 1]),
+        "'vmap' runs on one device, got 2",
+    ),
+    (make_trainer_call(workers=6, lanes=4), "lanes must divide the 6 workers, got 4"),
+    (
+        make_trainer_call(workers=6, lanes=1),
+        "6 workers in 1 lanes need 6 .* workers or more lanes",
+    ),
+    (
+        make_trainer_call(workers=4, lanes=1, mesh={"fsdp": 2}),
         r"in 1 lanes of 2 devices \(fsdp 2\) need 8 .* more lanes or a smaller mesh",
     ),
-    (made(workers=6, lanes=3, devices=[0]), "6 workers on 1 .* lanes=6, got 3"),
-    (made(lanes=0), "lanes must be .*at least 1"),
-    (made(lane_form="merge"), "lane_form.*merged"),
-    (made(accumulate=1.5), "accumulate must be a whole number of at least 1, got 1.5"),
+    (
+        make_trainer_call(workers=6, lanes=3, devices=[0]),
+        "6 workers on 1 .* lanes=6, got 3",
+    ),
+    (make_trainer_call(lanes=0), "lanes must be .*at least 1"),
+    (make_trainer_call(lane_form="merge"), "lane_form.*merged"),
+    (
+        make_trainer_call(accumulate=1.5),
+        "accumulate must be a whole number of at least 1, got 1.5",
+    ),
 ]
 
 
@@ -157,11 +181,11 @@ class Tensor:
 
 TENSOR = "is a torch.Tensor, not an array of NumPy or jax"
 IDS = np.full((12, 24), 7_000_000_001)
-WIDE = "holds 7000000001, which int32 cannot hold"
+TOO_WIDE = "holds 7000000001, which int32 cannot hold"
 OF_PARAMS = [
     (started({"w": Tensor()}), rf"params\['w'\] {TENSOR}"),
     (started(buffers={"n": Tensor()}), rf"buffers\['n'\] {TENSOR}"),
-    (started(buffers={"n": IDS}), rf"buffers\['n'\] {WIDE}"),
+    (started(buffers={"n": IDS}), rf"buffers\['n'\] {TOO_WIDE}"),
     (started(seed=2**32), "seed must be below 2.*31, got 4294967296"),
     (started(seed=-1), "seed must be a whole number of at least 0, got -1"),
     (with_step(np.int32(3)), STEP.format("of dtype int32")),
@@ -190,7 +214,7 @@ RATED = sa.every(sa.gpa(), 2)._replace(learning_rate=1)
 ZERO_ONE = sa.zero_one_adam(learning_rate=0.1)
 NOISY = optax.noisy_sgd(0.1, key=0)
 CLIPPED = optax.chain(optax.clip_by_global_norm(1.0), SGD)
-IN_PART = sa.chain(
+MASKED_CHAIN = sa.chain(
     sa.masked(sa.sync_sgd(), {"w": True, "b": False}),
     sa.masked(sa.model_averaging(4), {"w": False, "b": True}),
 )
@@ -216,36 +240,74 @@ OF_OPTIMIZERS = [
     (beside_tables(CLIPPED), MIXES.format("rest")),
     (beside_tables(CLIPPED, sa.bmuf(4)), MIXES.format("rest")),
     (beside_tables(IF_FINITE), MIXES.format("rest")),
-    (inner(CLIPPED, IN_PART), MIXES.format("w")),
+    (start_with_optimizer(CLIPPED, MASKED_CHAIN), MIXES.format("w")),
     (beside_tables(NOISY), DRAWS),
-    (inner(NOISY, IN_PART), DRAWS),
-    (inner(NOISY, sa.post_local_sgd(dense_steps=8, period=4)), DRAWS),
-    (made(sa.bmuf), r"expected a Strategy, .*call it: bmuf\(\)"),
-    (made("bmuf"), r"got 'bmuf' \(.* is an object: syncalgos.bmuf\(\)\)"),
-    (made(SGD), "an optimizer. check the order of the"),
-    (inner(optax.sgd), r"must be an optax optimizer, got .*\(call it: sgd\(…\)\)$"),
-    (inner(optax.linear_schedule(1, 0, 9)), r"\(a schedule is .*sgd\(schedule\)\)$"),
-    (inner("sgd"), r"\(an optimizer is an object: optax.sgd\(…\)\)$"),
-    (inner(nnx.Optimizer(LINEAR, SGD, wrt=nnx.Param)), r".{,60} \(pass its .tx\)$"),
-    (inner(SCHEDULE_FREE), "^optimizer: schedule_free evaluates another model"),
-    (inner(optax.apply_if_finite(SCHEDULE_FREE, 3)), "docs/own-loop.md"),
-    (inner(optax.lookahead(SGD, 5, 0.5)), r"with .* syncalgos.lookahead\(\)"),
-    (inner(optax.lbfgs()), SEARCHES),
-    (inner(optax.chain(SGD, BACKTRACKING)), SEARCHES),
-    (inner(SAM), "sam moves params to"),
-    (inner(optax.contrib.sophia(0.1)), "Hessian needs the loss"),
-    # One of unlike data would lower its rate for good while others keep theirs.
-    (inner(PLATEAU, sa.bmuf(4)), "would differ between workers: use a sched"),
-    (inner(optax.MultiSteps(SGD, 2), sa.slowmo(4, learning_rate=0.1)), "MultiSteps do"),
-    (inner(EVERY_OTHER, RATED), "apply_every"),
-    (inner(IF_FINITE, sa.qsr(learning_rate=FALLS)), "if_finite doe"),
-    (inner(optax.MultiSteps(SGD, 2), ZERO_ONE), "weight decay"),
-    (inner(optax.chain(optax.add_decayed_weights(0.5), SGD), ZERO_ONE), "weight decay"),
-    (inner(optax.chain(optax.clip_by_global_norm(9.0), SGD), ZERO_ONE), "clipping"),
-    (inner(optax.sgd(0.1, 0.9), sa.chain(ZERO_ONE, sa.ema(sa.gpa(), 0.5))), "momentum"),
-    (inner(optax.sgd(0.2), sa.at_end(ZERO_ONE, 9)), "another rate"),
+    (start_with_optimizer(NOISY, MASKED_CHAIN), DRAWS),
+    (start_with_optimizer(NOISY, sa.post_local_sgd(dense_steps=8, period=4)), DRAWS),
+    (make_trainer_call(sa.bmuf), r"expected a Strategy, .*call it: bmuf\(\)"),
+    (make_trainer_call("bmuf"), r"got 'bmuf' \(.* is an object: syncalgos.bmuf\(\)\)"),
+    (make_trainer_call(SGD), "an optimizer. check the order of the"),
     (
-        inner(optax.sgd(FALLS), sa.chain(sa.scaffold(learning_rate=0.2), sa.average())),
+        start_with_optimizer(optax.sgd),
+        r"must be an optax optimizer, got .*\(call it: sgd\(…\)\)$",
+    ),
+    (
+        start_with_optimizer(optax.linear_schedule(1, 0, 9)),
+        r"\(a schedule is .*sgd\(schedule\)\)$",
+    ),
+    (start_with_optimizer("sgd"), r"\(an optimizer is an object: optax.sgd\(…\)\)$"),
+    (
+        start_with_optimizer(nnx.Optimizer(LINEAR, SGD, wrt=nnx.Param)),
+        r".{,60} \(pass its .tx\)$",
+    ),
+    (
+        start_with_optimizer(SCHEDULE_FREE),
+        "^optimizer: schedule_free evaluates another model",
+    ),
+    (start_with_optimizer(optax.apply_if_finite(SCHEDULE_FREE, 3)), "docs/own-loop.md"),
+    (
+        start_with_optimizer(optax.lookahead(SGD, 5, 0.5)),
+        r"with .* syncalgos.lookahead\(\)",
+    ),
+    (start_with_optimizer(optax.lbfgs()), SEARCHES),
+    (start_with_optimizer(optax.chain(SGD, BACKTRACKING)), SEARCHES),
+    (start_with_optimizer(SAM), "sam moves params to"),
+    (start_with_optimizer(optax.contrib.sophia(0.1)), "Hessian needs the loss"),
+    # One of unlike data would lower its rate for good while others keep theirs.
+    (
+        start_with_optimizer(PLATEAU, sa.bmuf(4)),
+        "would differ between workers: use a sched",
+    ),
+    (
+        start_with_optimizer(optax.MultiSteps(SGD, 2), sa.slowmo(4, learning_rate=0.1)),
+        "MultiSteps do",
+    ),
+    (start_with_optimizer(EVERY_OTHER, RATED), "apply_every"),
+    (start_with_optimizer(IF_FINITE, sa.qsr(learning_rate=FALLS)), "if_finite doe"),
+    (start_with_optimizer(optax.MultiSteps(SGD, 2), ZERO_ONE), "weight decay"),
+    (
+        start_with_optimizer(
+            optax.chain(optax.add_decayed_weights(0.5), SGD), ZERO_ONE
+        ),
+        "weight decay",
+    ),
+    (
+        start_with_optimizer(
+            optax.chain(optax.clip_by_global_norm(9.0), SGD), ZERO_ONE
+        ),
+        "clipping",
+    ),
+    (
+        start_with_optimizer(
+            optax.sgd(0.1, 0.9), sa.chain(ZERO_ONE, sa.ema(sa.gpa(), 0.5))
+        ),
+        "momentum",
+    ),
+    (start_with_optimizer(optax.sgd(0.2), sa.at_end(ZERO_ONE, 9)), "another rate"),
+    (
+        start_with_optimizer(
+            optax.sgd(FALLS), sa.chain(sa.scaffold(learning_rate=0.2), sa.average())
+        ),
         "it steps by a learning rate of 0.1 at local step 0, but .* is 0.2: give both",
     ),
 ]
@@ -274,8 +336,8 @@ def counting(name):
 
     def loss(params, buffers, batch, key):
         hits = batch["x"][:, 0] > 0
-        found = {name: hits if name == "hits" else hits.sum()}
-        return plain_loss(params, batch), (buffers, found)
+        metrics = {name: hits if name == "hits" else hits.sum()}
+        return plain_loss(params, batch), (buffers, metrics)
 
     return loss
 
@@ -286,10 +348,10 @@ OF_BATCHES = [
     (stepped(Tensor()), f"batch {TENSOR}"),
     (evaluated(Tensor()), f"batches {TENSOR}"),
     (lambda: plain_trainer().place([Tensor()]), rf"data\[0\] {TENSOR}"),
-    (ran({"x": IDS}), rf"batches\['x'\] {WIDE}"),
+    (ran({"x": IDS}), rf"batches\['x'\] {TOO_WIDE}"),
     (stepped({"x": IDS[0].astype(np.uint64)}), r"\['x'\] holds 7000000001, which uint"),
-    (evaluated([IDS]), rf"batches\[0\] {WIDE}"),
-    (lambda: plain_trainer().place([IDS]), rf"data\[0\] {WIDE}"),
+    (evaluated([IDS]), rf"batches\[0\] {TOO_WIDE}"),
+    (lambda: plain_trainer().place([IDS]), rf"data\[0\] {TOO_WIDE}"),
     (ran({"x": X[ROWS], "y": Y[ROWS[:6]]}), rf"{Y_LEADS} \(6, 24\), but"),
     (ran({"x": X[ROWS], "y": Y[ROWS[:, :8]]}), rf"{Y_LEADS} \(12, 8\)"),
     (ran({"x": X[ROWS[:, :0]]}), "global batch of 0"),
@@ -319,7 +381,7 @@ def syncs(sync, period=1, init=None):
     return started(strategy=sa.every(strategy, period))
 
 
-def by(strategy):
+def start_with_strategy(strategy):
     return started(strategy=strategy)
 
 
@@ -331,7 +393,7 @@ def cut(tree):
     return jax.tree.map(lambda x: x[:1], tree)
 
 
-def whole(tree):
+def to_integers(tree):
     return jax.tree.map(lambda x: x.astype(jnp.int32), tree)
 
 
@@ -351,7 +413,7 @@ def scalar(replica):
 
 
 def masked(**mask):
-    return by(sa.masked(sa.bmuf(2), mask))
+    return start_with_strategy(sa.masked(sa.bmuf(2), mask))
 
 
 PYTHON_IF = (
@@ -359,19 +421,34 @@ PYTHON_IF = (
 )
 OF_STRATEGIES = [
     (syncs(lambda r, s, t: (scalar(r), s)), r"params\['w'\] from float32\[6,1\] to fl"),
-    (syncs(lambda r, s, t: (whole(r), s), 4), r"\['b'\] from float32\[1\] to int32"),
-    (by(CUTTING), r"reduce changes grads\['w'\] from float32\[6,1\] to float32\[1,1\]"),
+    (
+        syncs(lambda r, s, t: (to_integers(r), s), 4),
+        r"\['b'\] from float32\[1\] to int32",
+    ),
+    (
+        start_with_strategy(CUTTING),
+        r"reduce changes grads\['w'\] from float32\[6,1\] to float32\[1,1\]",
+    ),
     (syncs(lambda r, s, t: (r, ()), 4, count), r"of state: state is \(\), not dict"),
     (syncs(halving, 1, count), r"sync changes state\['n'\] from int32\[\] to float32"),
     (syncs(lambda r, s, t: r, 4), r"sync must return \(replica, state\), got Replica"),
-    (by(sa.Strategy(center=lambda p, s: p["w"])), "center .* is array, not dict"),
+    (
+        start_with_strategy(sa.Strategy(center=lambda p, s: p["w"])),
+        "center .* is array, not dict",
+    ),
     (syncs(lambda r, s, step: (r if step % 4 else None, s)), PYTHON_IF),
-    (by(sa.when(sa.average(), lambda step: step in (4, 8))), PYTHON_IF),
+    (
+        start_with_strategy(sa.when(sa.average(), lambda step: step in (4, 8))),
+        PYTHON_IF,
+    ),
     (masked(w=True), r"mask must be a tree like params: .*\['b'\] is missing"),
     (masked(w=1, b=1, c=1), r"masked: mask\['c'\] is unexpected"),
     (masked(w={"x": 1}, b=1), r"masked: mask\['w'\] is dict, not array"),
-    (by(sa.bmuf(axis="batch")), r"strategy is syncalgos\.WORKERS"),
-    (by(sa.every(sa.reset(optax.adam(0.1)), 2)), "the same inner optimizer"),
+    (start_with_strategy(sa.bmuf(axis="batch")), r"strategy is syncalgos\.WORKERS"),
+    (
+        start_with_strategy(sa.every(sa.reset(optax.adam(0.1)), 2)),
+        "the same inner optimizer",
+    ),
     (fields(sync=lambda r, s: 0), r"sync .*with \(replica, state, step\)"),
     (fields(init=lambda r, s, t: 0), r"init .*called with \(params\), but"),
     (fields(center=lambda p: p), r"takes \(p\): too many positional"),
@@ -424,14 +501,26 @@ def examples(values):
 ALL_GATHER = over_workers(lambda x: jax.lax.all_gather(x, sa.WORKERS))
 PSUM_SCATTER = over_workers(lambda x: jax.lax.psum_scatter(x, sa.WORKERS))
 PPERMUTE = over_workers(lambda x: jax.lax.ppermute(x, sa.WORKERS, [(0, 1)]))
-ONE = {"n": np.zeros(1, np.float32)}
+ONE_COUNT = {"n": np.zeros(1, np.float32)}
 OF_LOSSES = [
-    (made(loss=3), r"function of \(params, batch\), of .* or of .*, got 3"),
-    (made(loss=lambda p, key, batch: 0.0), r"of \(params, batch, key\)"),
-    (made(loss=lambda p, buffers, batch: 0.0), r"takes \(p, buffers, batch\):"),
-    (made(loss=lambda p, batch, *, noise: 0.0), "keyword-only key is named key or rng"),
-    (made(loss=lambda p, x, y, z, key: 0.0), "several arrays is one argument"),
-    (made(loss=lambda p: 0.0), r"this one takes \(p\):"),
+    (
+        make_trainer_call(loss=3),
+        r"function of \(params, batch\), of .* or of .*, got 3",
+    ),
+    (make_trainer_call(loss=lambda p, key, batch: 0.0), r"of \(params, batch, key\)"),
+    (
+        make_trainer_call(loss=lambda p, buffers, batch: 0.0),
+        r"takes \(p, buffers, batch\):",
+    ),
+    (
+        make_trainer_call(loss=lambda p, batch, *, noise: 0.0),
+        "keyword-only key is named key or rng",
+    ),
+    (
+        make_trainer_call(loss=lambda p, x, y, z, key: 0.0),
+        "several arrays is one argument",
+    ),
+    (make_trainer_call(loss=lambda p: 0.0), r"this one takes \(p\):"),
     (losing(lambda p, b, x, key: (0.0, (b, {WEIGHT: x["y"]}))), f"{WEIGHT}' must be"),
     (losing(lambda p, b, batch, key: 0.0), "loss must return"),
     (losing(lambda p, b, batch, key: (0.0, (b, 3.0))), "return .* dict of metrics"),
@@ -443,7 +532,10 @@ OF_LOSSES = [
     (examples(lambda x, b: ({"loss": x}, b)), r"must hold 'loss', .*'loss': \(6, 6\)"),
     (examples(lambda x, b: ({"loss": x[0], WEIGHT: x[0]}, b)), f"not hold '{WEIGHT}'"),
     (losing(growing), r"the loss changes .* of buffers: buffers is dict, not \(\)"),
-    (losing(growing, buffers=ONE, accumulate=2), r"\['n'\] from float32\[1\] to fl"),
+    (
+        losing(growing, buffers=ONE_COUNT, accumulate=2),
+        r"\['n'\] from float32\[1\] to fl",
+    ),
     (lambda: normed(NNX_BUFFERS), r"of buffers: buffers\['dropout'\] is missing"),
     (ALL_GATHER, r"^jax\.lax\.all_gather .*collectives\.gather$"),
     (PSUM_SCATTER, r"^jax\.lax\.psum_scatter .*collectives\.mean$"),
@@ -541,9 +633,9 @@ def by_size(params):
 
 WITHOUT = sa.Strategy(sync=lambda r, s, t: (r._replace(opt_state=()), s))
 FLOATS = np.zeros((3, 2))
-WHOLE = np.zeros(2, int)
+TWO_INTEGERS = np.zeros(2, int)
 CUT = {"accumulate": 2, "tables": {"w": True, "b": False}}
-IN_PARTS = losing(
+SPLIT_LOSS = losing(
     lambda p, b, x, key: (p["w"].sum(), (b, {WEIGHT: 1})),
     workers=3,
     backend="vmap",
@@ -558,10 +650,16 @@ OF_TABLES = [
     (tabled(strategy=WITHOUT), "sync changes the structure of replica"),
     (tabled(strategy=sa.fedavg(2)), "of workers that skip or rest: use no particip"),
     (tabled(strategy=sa.paced(sa.bmuf(2), [1, 2, 2, 2])), "that skip or rest"),
-    (IN_PARTS, f"tables: a loss that returns '{WEIGHT}' needs accumulate=1"),
+    (SPLIT_LOSS, f"tables: a loss that returns '{WEIGHT}' needs accumulate=1"),
     (lambda: sa.lookup(FLOATS, FLOATS), r"ids must be integers, got float32\[3,2\]"),
-    (lambda: sa.lookup(WHOLE, WHOLE), "part must be float rows of a table"),
-    (lambda: sa.lookup(np.zeros(()), WHOLE), r"part must be .* table, got float32\[\]"),
+    (
+        lambda: sa.lookup(TWO_INTEGERS, TWO_INTEGERS),
+        "part must be float rows of a table",
+    ),
+    (
+        lambda: sa.lookup(np.zeros(()), TWO_INTEGERS),
+        r"part must be .* table, got float32\[\]",
+    ),
 ]
 NUMBERS = {"lr": 0.1, "mu": 0.5}
 
@@ -637,10 +735,10 @@ def normalizing_if(asks):
 
     def loss(params, batch):
         value = jnp.mean((batch["x"] @ params["w"]) ** 2)
-        less = jax.lax.cond(
+        shared_mean = jax.lax.cond(
             asks(batch["x"]), sa.collectives.mean, jnp.zeros_like, value
         )
-        return value - less
+        return value - shared_mean
 
     return loss
 
@@ -655,9 +753,12 @@ OF_LONE_BRANCHES = [
     (lone(lambda total, state, step: total > 1), BRANCH),
     (lone(lambda total, state, step: state["sum"] > 1), BRANCH),
     (lone(lambda *_: sa.collectives.index() == 0, "auto"), BRANCH),
-    (by(sa.every(LARGE, 4)), BRANCH),
-    (by(sa.Strategy(sync=looping_mean)), BRANCH.replace("branch", "loop")),
-    (by(sa.Strategy(sync=by_own_loss, sees_loss=True)), BRANCH),
+    (start_with_strategy(sa.every(LARGE, 4)), BRANCH),
+    (
+        start_with_strategy(sa.Strategy(sync=looping_mean)),
+        BRANCH.replace("branch", "loop"),
+    ),
+    (start_with_strategy(sa.Strategy(sync=by_own_loss, sees_loss=True)), BRANCH),
     (losing(normalizing_if(lambda x: x.sum() > 1)), BRANCH),
 ]
 REFUSED = [
@@ -709,7 +810,7 @@ def linear(inputs):
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "message"),
+    ("expected_tree", "tree", "message"),
     [
         ({"a": 1, "b": {"c": 2}}, {"a": 1}, "tree['b'] is missing"),
         ({"a": 1}, {"a": 1, "b": 2}, "tree['b'] is unexpected"),
@@ -722,8 +823,8 @@ def linear(inputs):
         ({"a": 1}, {"a": 2.0}, ""),
     ],
 )
-def test_trees_that_differ_name_the_first_place(before, after, message):
-    assert checks.unlike("tree", before, after) == message
+def test_trees_that_differ_name_the_first_place(expected_tree, tree, message):
+    assert checks.unlike("tree", expected_tree, tree) == message
 
 
 def test_an_error_of_a_loss_without_buffers_tells_of_them():
@@ -789,15 +890,15 @@ def test_an_untrained_center_is_warned_of_once():
             warnings.simplefilter("always")
             trainer.center(state)
             trainer.evaluate(state, three)
-        told = (
+        warning_start = (
             f"no sync came in the first local steps ({steps}): the center, the model to"
         )
-        texts = [str(x.message)[: len(told)] for x in caught]
-        assert texts == [told] * (steps == 3)
+        texts = [str(x.message)[: len(warning_start)] for x in caught]
+        assert texts == [warning_start] * (steps == 3)
         assert all(x.filename == __file__ for x in caught)
 
 
-def test_buffers_that_no_loss_sees_are_warned_of():
+def test_a_warning_names_buffers_that_no_loss_sees():
     buffers = {"mean": jnp.zeros(3)}
     with pytest.warns(UserWarning, match="never sees these buffers") as caught:
         plain_trainer().init(PARAMS, buffers)
@@ -819,9 +920,9 @@ def test_steps_that_would_wrap_are_refused():
     state = state._replace(step=jnp.int32(2**31 - 1 - len(X[ROWS])))
     state, _ = trainer.run(state, BATCHES)
     assert int(state.step) == 2**31 - 1
-    held = trainer.to_host(state)
-    for again in (state, trainer.from_host(held)):
+    host_state = trainer.to_host(state)
+    for again in (state, trainer.from_host(host_state)):
         with pytest.raises(ValueError, match="got 214748365"):
             trainer.run(again, BATCHES)
     with pytest.raises(ValueError, match="got 2147483648"):
-        trainer.from_host(held._replace(step=np.int64(2**31)))
+        trainer.from_host(host_state._replace(step=np.int64(2**31)))

@@ -10,7 +10,9 @@ import pytest
 import syncalgos as sa
 from syncalgos._engine import inner_fit
 
-TOLD = [x for x, f in sa.ALGORITHMS.items() if "learning_rate" in f.__annotations__]
+WITH_LEARNING_RATE = [
+    x for x, f in sa.ALGORITHMS.items() if "learning_rate" in f.__annotations__
+]
 AROUND = {
     "after": lambda x: sa.after(x, 2),
     "at_end": lambda x: sa.at_end(x, 9),
@@ -28,14 +30,14 @@ AROUND = {
 }
 
 
-@pytest.mark.parametrize("name", TOLD)
+@pytest.mark.parametrize("name", WITH_LEARNING_RATE)
 def test_an_algorithm_declares_the_rate_that_it_takes(name):
-    more = {"sign": True} if name == "demo" else {}
-    made = sa.ALGORITHMS[name](learning_rate=0.25, **more)
-    assert {x.learning_rate for x in inner_fit.list_strategies_with_rate(made)} == {
+    options = {"sign": True} if name == "demo" else {}
+    strategy = sa.ALGORITHMS[name](learning_rate=0.25, **options)
+    assert {x.learning_rate for x in inner_fit.list_strategies_with_rate(strategy)} == {
         0.25
     }
-    assert made.own_steps == (name == "zero_one_adam")
+    assert strategy.own_steps == (name == "zero_one_adam")
 
 
 @pytest.mark.parametrize("name", AROUND)
@@ -51,19 +53,22 @@ def test_a_combinator_passes_the_rate_on(name):
 def test_sgd_at_the_rate_of_own_steps_is_lawful(warmup):
     rate = optax.warmup_cosine_decay_schedule(0.0, 0.1, warmup, 20)
     of_rates = optax.inject_hyperparams(optax.sgd)(rate)
-    for inner in (
+    for inner_optimizer in (
         optax.sgd(rate),
         of_rates,
         optax.chain(optax.identity(), optax.sgd(rate)),
     ):
         inner_fit.check_rate(
-            "inner", inner, sa.zero_one_adam(learning_rate=rate), {"w": np.ones((3, 4))}
+            "inner",
+            inner_optimizer,
+            sa.zero_one_adam(learning_rate=rate),
+            {"w": np.ones((3, 4))},
         )
 
 
 def test_a_rate_is_compared_with_that_of_plain_sgd_alone():
     """Anything else that an optimizer does to gradients may be meant."""
-    for inner in (
+    for inner_optimizer in (
         optax.sgd(0.05),
         optax.sgd(0.2, momentum=0.9),
         optax.adam(0.2),
@@ -72,4 +77,4 @@ def test_a_rate_is_compared_with_that_of_plain_sgd_alone():
         optax.sgd(0.0),
     ):
         strategy = sa.slowmo(4, learning_rate=0.05)
-        inner_fit.check_rate("inner", inner, strategy, {"w": np.ones((3, 4))})
+        inner_fit.check_rate("inner", inner_optimizer, strategy, {"w": np.ones((3, 4))})

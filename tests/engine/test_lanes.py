@@ -42,7 +42,7 @@ IN_TURN = {
 
 
 PARAMS = wide(make_params())
-WIDE = wide(BATCHES)
+WIDE_BATCHES = wide(BATCHES)
 
 
 def drawing(params, buffers, batch, key):
@@ -59,25 +59,33 @@ def values(params, buffers, batch, key):
 
 
 def train(
-    strategy, ends=(12,), loss=None, buffers=(), batches=WIDE, data=None, **options
+    strategy,
+    ends=(12,),
+    loss=None,
+    buffers=(),
+    batches=WIDE_BATCHES,
+    data=None,
+    **options,
 ):
     """Returns the trainer, the last state and the metrics of all steps."""
     trainer = make_trainer(strategy, loss=loss, **options)
     state = trainer.init(PARAMS, buffers)
     reported = []
     data = data and trainer.place(data)
-    for first, end in zip((0, *ends), ends, strict=False):
-        part = jax.tree.map(lambda x, a=first, b=end: x[a:b], batches)
+    for start, end in zip((0, *ends), ends, strict=False):
+        part = jax.tree.map(lambda x, a=start, b=end: x[a:b], batches)
         state, metrics = trainer.run(state, part, data)
         reported.append(metrics)
     return trainer, state, jax.tree.map(lambda *x: np.concatenate(x), *reported)
 
 
-def assert_same(mine, others, rtol=RTOL):
-    assert_close(mine._replace(key=()), others._replace(key=()), rtol, atol=1e-13)
+def assert_same(mine, expected, rtol=RTOL):
+    assert_close(mine._replace(key=()), expected._replace(key=()), rtol, atol=1e-13)
 
 
-def form_of(strategy, loss=None, buffers=(), params=PARAMS, batches=WIDE, **options):
+def choose_lane_form(
+    strategy, loss=None, buffers=(), params=PARAMS, batches=WIDE_BATCHES, **options
+):
     """The form that is chosen: local steps are traced and not compiled."""
     trainer = make_trainer(strategy, loss=loss, backend="shard_map", **options)
     trainer.lower(params, batches, buffers)
@@ -88,16 +96,16 @@ def form_of(strategy, loss=None, buffers=(), params=PARAMS, batches=WIDE, **opti
     "name", tiers(IN_TURN, slow=["bmuf", "streaming_diloco", "dynamic_averaging"])
 )
 def test_sequential_lanes_are_vectorized_ones(name):
-    given = {"loss": drawing, "buffers": BUFFERS, "backend": IN_TURN[name]}
+    options = {"loss": drawing, "buffers": BUFFERS, "backend": IN_TURN[name]}
     trained = [
-        train(make(name), (6, 12), **given, lane_form=form)
+        train(make(name), (6, 12), **options, lane_form=form)
         for form in ("vectorized", "sequential")
     ]
 
-    (_, vectorized, reported), (_, sequential, others) = trained
+    (_, vectorized, reported), (_, sequential, sequential_metrics) = trained
     assert_same(sequential, vectorized)
     for metric, expected in reported.items():
-        np.testing.assert_allclose(others[metric], expected, RTOL)
+        np.testing.assert_allclose(sequential_metrics[metric], expected, RTOL)
 
 
 @pytest.mark.parametrize(
@@ -105,27 +113,28 @@ def test_sequential_lanes_are_vectorized_ones(name):
 )
 def test_merged_lanes_are_vectorized_ones(backend, accumulate):
     options = {"backend": backend, "accumulate": accumulate, "each_worker": True}
-    (_, expected, reported), (trainer, *whole), (_, *each) = (
-        train(syncalgos.sync_sgd(), loss=loss, lane_form=form, **options, **more)
-        for loss, form, more in (
-            (per_example(values), "vectorized", {}),
-            (stateless(plain_loss), "merged", {}),
-            (per_example(values), "merged", {"batches": ROWS, "data": wide(DATA)}),
-        )
+    train_by = partial(train, syncalgos.sync_sgd(), **options)
+    per_example_loss = per_example(values)
+    _, expected, reported = train_by(loss=per_example_loss, lane_form="vectorized")
+    trainer, mean_state, mean_metrics = train_by(
+        loss=stateless(plain_loss), lane_form="merged"
+    )
+    _, example_state, example_metrics = train_by(
+        loss=per_example_loss, lane_form="merged", batches=ROWS, data=wide(DATA)
     )
 
-    for state, _ in (whole, each):
+    for state in (mean_state, example_state):
         assert_same(state, expected)
     assert reported["worker_loss"].shape == (12, 4)
     for metric in reported:  # of examples, each worker's own are known
-        np.testing.assert_allclose(each[1][metric], reported[metric], RTOL)
+        np.testing.assert_allclose(example_metrics[metric], reported[metric], RTOL)
     np.testing.assert_allclose(reported["worker_loss"].mean(1), reported["loss"], RTOL)
     assert np.ptp(reported["worker_loss"], axis=1).min() > 0
     # Of a scalar, those of a device's lanes.
     lanes = 4 // trainer.layout.shape[0]
     devices = reported["worker_loss"].reshape(12, -1, lanes).mean(2)
     np.testing.assert_allclose(
-        whole[1]["worker_loss"], np.repeat(devices, lanes, 1), RTOL
+        mean_metrics["worker_loss"], np.repeat(devices, lanes, 1), RTOL
     )
 
 
@@ -144,14 +153,14 @@ def test_groups_of_merged_lanes_are_vectorized_ones(
     monkeypatch.setattr(groups, "choose_group_size", lambda *arguments: group)
     options = {"backend": "vmap", "accumulate": accumulate, "loss": loss}
     options["each_worker"] = is_per_example(loss)
-    (_, expected, reported), (trainer, state, others) = (
+    (_, expected, reported), (trainer, state, merged_metrics) = (
         train(syncalgos.sync_sgd(), lane_form=form, **options)
         for form in ("vectorized", "merged")
     )
     assert trainer._compiled._group_lanes == group
     assert_same(state, expected)
     for metric in reported:
-        np.testing.assert_allclose(others[metric], reported[metric], RTOL)
+        np.testing.assert_allclose(merged_metrics[metric], reported[metric], RTOL)
 
 
 @pytest.mark.parametrize(
@@ -183,17 +192,17 @@ SEEING = syncalgos.sync_sgd()._replace(sees_loss=True)
 
 
 def talking_values(params, buffers, batch, key):
-    found, buffers = values(params, buffers, batch, key)
-    return {"loss": found["loss"] + talking(params, batch)}, buffers
+    loss_values, buffers = values(params, buffers, batch, key)
+    return {"loss": loss_values["loss"] + talking(params, batch)}, buffers
 
 
 def drawn_values(params, buffers, batch, key):
-    found, buffers = values(params, buffers, batch, key)
-    return {"loss": found["loss"] * jax.random.bernoulli(key)}, buffers
+    loss_values, buffers = values(params, buffers, batch, key)
+    return {"loss": loss_values["loss"] * jax.random.bernoulli(key)}, buffers
 
 
 @pytest.mark.parametrize(
-    ("given", "form"),
+    ("options", "form"),
     [
         ({"loss": per_example(values)}, "merged"),
         ({"loss": per_example(values), "each_worker": True}, "merged"),
@@ -209,8 +218,8 @@ def drawn_values(params, buffers, batch, key):
         *("one that talks", "own loss", "not said to be a mean"),
     ],
 )
-def test_gradients_are_merged_where_nothing_depends_on_it(given, form):
-    assert form_of(**{"strategy": syncalgos.sync_sgd()} | given) == form
+def test_gradients_are_merged_where_nothing_depends_on_it(options, form):
+    assert choose_lane_form(**{"strategy": syncalgos.sync_sgd()} | options) == form
 
 
 def error(params, batch):
@@ -258,15 +267,17 @@ def test_losses_said_to_be_means_are_merged(loss, rtol):
 @pytest.mark.parametrize(("loss", "words"), NO_MEANS.values(), ids=NO_MEANS)
 def test_losses_wrongly_said_to_be_means_are_refused(loss, words):
     options = {"loss": stateless(loss), "ends": (4,), "backend": "vmap"}
-    told = f"lane_form cannot be 'merged': the loss is no mean .* 4 workers .*{words}"
-    with pytest.raises(ValueError, match=told):
+    message = (
+        f"lane_form cannot be 'merged': the loss is no mean .* 4 workers .*{words}"
+    )
+    with pytest.raises(ValueError, match=message):
         train(syncalgos.sync_sgd(), lane_form="merged", **options)
 
 
 def normed_values(params, buffers, batch, key):
     """A batch norm without running statistics."""
-    found = error(params, batch)[:, 0]
-    return {"loss": ((found - found.mean()) / (found.std() + 1)) ** 2}, buffers
+    errors = error(params, batch)[:, 0]
+    return {"loss": ((errors - errors.mean()) / (errors.std() + 1)) ** 2}, buffers
 
 
 def test_values_that_depend_on_other_examples_are_refused():
@@ -274,10 +285,10 @@ def test_values_that_depend_on_other_examples_are_refused():
         *(syncalgos.sync_sgd(), 4, "vmap", per_example(normed_values)), accumulate=3
     )
     state = trainer.init(PARAMS)
-    told = r"^per_example: the loss is no mean .*; use lane_form='vectorized'$"
+    message = r"^per_example: the loss is no mean .*; use lane_form='vectorized'$"
     for _ in range(2):  # the state was not given up
-        with pytest.raises(ValueError, match=told):
-            trainer.run(state, WIDE)
+        with pytest.raises(ValueError, match=message):
+            trainer.run(state, WIDE_BATCHES)
 
 
 @pytest.mark.slow
@@ -295,7 +306,7 @@ def test_a_mean_is_checked_once(monkeypatch):
 
 
 def test_a_loss_that_is_not_finite_is_no_reason_to_refuse():
-    bad = WIDE | {"y": np.full_like(WIDE["y"], np.nan)}
+    bad = WIDE_BATCHES | {"y": np.full_like(WIDE_BATCHES["y"], np.nan)}
     trainer, _, reported = train(
         syncalgos.sync_sgd(), (2,), per_example(values), batches=bad
     )
@@ -303,16 +314,18 @@ def test_a_loss_that_is_not_finite_is_no_reason_to_refuse():
 
 
 def test_replicas_that_differ_are_not_merged():
-    apart = train(syncalgos.model_averaging(100))[1]._replace(sync=())
+    diverged_state = train(syncalgos.model_averaging(100))[1]._replace(sync=())
     expected = None
     for form in ("vectorized", None):
         trainer = make_trainer(
             syncalgos.sync_sgd(), loss=per_example(values), lane_form=form
         )
-        state = jax.tree.map(jnp.copy, apart._replace(key=()))._replace(key=apart.key)
+        state = jax.tree.map(jnp.copy, diverged_state._replace(key=()))._replace(
+            key=diverged_state.key
+        )
         state = state._replace(sync=trainer.init(PARAMS).sync)
         for _ in range(2):  # that they differed is known the next time, too
-            state, _ = trainer.run(state, WIDE)
+            state, _ = trainer.run(state, WIDE_BATCHES)
             assert trainer.lane_form == "vectorized"
         expected = expected or state
     assert_same(state, expected)
@@ -328,17 +341,17 @@ LARGE = {
 
 @pytest.mark.parametrize(("lanes", "expected"), [(2, "vectorized"), (8, "sequential")])
 def test_large_steps_are_sequential_and_small_ones_vectorized(lanes, expected):
-    assert form_of(syncalgos.bmuf(2), workers=lanes, **LARGE) == expected
+    assert choose_lane_form(syncalgos.bmuf(2), workers=lanes, **LARGE) == expected
 
 
 def plain_functions():
     """Model averaging by functions that no combinator made."""
-    made = syncalgos.model_averaging(2)
+    strategy = syncalgos.model_averaging(2)
     return syncalgos.Strategy(
-        partial(made.init),
+        partial(strategy.init),
         lambda grads, replica, state, step: (grads, state),
-        partial(made.sync),
-        partial(made.center),
+        partial(strategy.sync),
+        partial(strategy.center),
         lambda step: (step + 1) % 2 == 0,
     )
 
@@ -352,16 +365,16 @@ def test_plain_functions_that_say_when_they_act_run_as_the_librarys():
     assert_same(state._replace(sync=()), expected._replace(sync=()), 0)
     silent = plain_functions()._replace(acts=None)
     for strategy, form in ((silent, "vectorized"), (plain_functions(), "sequential")):
-        assert form_of(strategy, workers=8, **LARGE) == form
+        assert choose_lane_form(strategy, workers=8, **LARGE) == form
 
 
 @pytest.mark.slow
 def test_what_follows_from_means_is_replicated():
     def replicated(strategy, **options):
         trainer, state, _ = train(strategy, lane_form="vectorized", **options)
-        own = state.replica, state.sync
+        parts = state.replica, state.sync
         [key] = [x for x in trainer._compiled.programs if x.program.takes_steps]
-        return jax.tree.unflatten(jax.tree.structure(own), key.replicated)
+        return jax.tree.unflatten(jax.tree.structure(parts), key.replicated)
 
     replica, sync = replicated(syncalgos.bmuf(3))
     assert all(jax.tree.leaves(sync)) and not any(jax.tree.leaves(replica))
@@ -376,9 +389,9 @@ def test_replicas_are_not_copied(form):
 
     programs = trainer._compiled.programs.items()
     [program] = [x for key, x in programs if key.program.takes_steps]
-    found = program.memory_analysis()
-    held = sum(x.nbytes for x in jax.tree.leaves((state.replica, state.sync)))
-    assert found.alias_size_in_bytes == held / trainer.layout.shape[0]
+    memory = program.memory_analysis()
+    state_bytes = sum(x.nbytes for x in jax.tree.leaves((state.replica, state.sync)))
+    assert memory.alias_size_in_bytes == state_bytes / trainer.layout.shape[0]
 
 
 def test_a_sum_over_lanes_is_numpys_and_has_its_gradient():
@@ -387,10 +400,10 @@ def test_a_sum_over_lanes_is_numpys_and_has_its_gradient():
     def mean(x):
         return syncalgos.collectives.mean(x)
 
-    def both(x):
+    def mean_and_gradient(x):
         return mean(x), jax.grad(lambda x: jnp.sum(mean(jnp.sin(x)) ** 2))(x)
 
-    over_lanes = jax.vmap(both, axis_name="lanes")
+    over_lanes = jax.vmap(mean_and_gradient, axis_name="lanes")
     means, grads = jax.jit(jax.vmap(over_lanes, axis_name="devices"))(x)
     expected = np.broadcast_to(x.mean((0, 1)), x.shape)
     np.testing.assert_allclose(means, expected, RTOL, 1e-15)

@@ -26,8 +26,10 @@ def drawing(key):
     """Moves params by noise alone, anew at each step."""
 
     def update(grads, state, params=None):
-        now, later = jax.random.split(state.rng_key)
-        noise = jax.tree.map(lambda g: jax.random.normal(now, g.shape, g.dtype), grads)
+        step_key, later = jax.random.split(state.rng_key)
+        noise = jax.tree.map(
+            lambda g: jax.random.normal(step_key, g.shape, g.dtype), grads
+        )
         return noise, Rounding(later)
 
     return optax.GradientTransformation(lambda params: Rounding(key), update)
@@ -39,7 +41,7 @@ NESTED = optax.MultiSteps(optax.masked(NOISY, True), 1)
 RESTARTED = sa.every(sa.chain(sa.average(), sa.reset(RAW)), 1)
 
 
-def made(strategy, optimizer, **options):
+def make_trainer(strategy, optimizer, **options):
     def loss(params, batch):
         return 0.0 * (params.sum() + batch.sum())
 
@@ -66,7 +68,7 @@ def trained(trainer, state=None):
 def test_noise_of_workers_averages_out_unless_their_steps_are_equal(
     strategy, optimizer, is_own
 ):
-    trainer = made(strategy, optimizer)
+    trainer = make_trainer(strategy, optimizer)
     state = trained(trainer)
     noise = float(np.std(trainer.center(state).params))
     # 4 standard deviations of a deviation that 3,000 draws estimate.
@@ -78,19 +80,19 @@ def test_noise_of_workers_averages_out_unless_their_steps_are_equal(
 
 @pytest.mark.slow
 def test_keys_are_the_same_in_all_layouts_and_after_a_restart():
-    one, other = (
-        made(sa.model_averaging(3), NOISY, **layout)
+    first_trainer, other = (
+        make_trainer(sa.model_averaging(3), NOISY, **layout)
         for layout in (
             {"backend": "vmap"},
             {"backend": "shard_map", "placement": sa.Placement(lanes=8)},
         )
     )
-    state = trained(one)
-    held = one.to_host(state)
-    expected = one.center(trained(one, state)).params
+    state = trained(first_trainer)
+    host_state = first_trainer.to_host(state)
+    expected = first_trainer.center(trained(first_trainer, state)).params
     for state in (
         trained(other, trained(other)),
-        trained(other, other.from_host(held)),
+        trained(other, other.from_host(host_state)),
     ):
-        found = other.center(state).params
-        np.testing.assert_allclose(found, expected, atol=1e-6)  # sums in another order
+        params = other.center(state).params
+        np.testing.assert_allclose(params, expected, atol=1e-6)  # sums in another order

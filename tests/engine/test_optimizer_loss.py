@@ -29,8 +29,8 @@ def scaled_by_loss():
     def init(params):
         return {"seen": jnp.zeros(())}
 
-    own = optax.GradientTransformationExtraArgs(init, update)
-    return optax.chain(optax.sgd(0.02, momentum=0.5), own)
+    transformation = optax.GradientTransformationExtraArgs(init, update)
+    return optax.chain(optax.sgd(0.02, momentum=0.5), transformation)
 
 
 def by_hand(synchronous):
@@ -41,7 +41,10 @@ def by_hand(synchronous):
     for step, (x, y) in enumerate(pairs):
         x = np.concatenate([x, np.ones((len(x), 1))], axis=1)
         parts = [*zip(*(np.split(z, WORKERS) for z in (x, y[:, 0])), strict=True)]
-        errors = [a @ own - b for own, (a, b) in zip(w, parts, strict=True)]
+        errors = [
+            a @ worker_params - b
+            for worker_params, (a, b) in zip(w, parts, strict=True)
+        ]
         losses = [np.mean(e**2) for e in errors]
         grads = [2 * a.T @ e / len(e) for (a, _), e in zip(parts, errors, strict=True)]
         if synchronous:
@@ -49,13 +52,13 @@ def by_hand(synchronous):
             losses = [np.mean(losses)] * WORKERS
         velocity = [0.5 * v + g for v, g in zip(velocity, grads, strict=True)]
         moves = [0.02 * loss * v for loss, v in zip(losses, velocity, strict=True)]
-        w = [own - move for own, move in zip(w, moves, strict=True)]
+        w = [worker_params - move for worker_params, move in zip(w, moves, strict=True)]
         if not synchronous and (step + 1) % 3 == 0:
             w = [np.mean(w, axis=0)] * WORKERS
     return np.array(w)
 
 
-def trainer_of(strategy, backend="vmap", **options):
+def make_trainer(strategy, backend="vmap", **options):
     return sa.DataParallel(
         plain_loss,
         scaled_by_loss(),
@@ -86,7 +89,7 @@ def strategies(kind):
     ],
 )
 def test_local_steps_see_the_workers_own_loss_and_shared_ones_the_mean(kind, options):
-    trainer = trainer_of(strategies(kind), **options)
+    trainer = make_trainer(strategies(kind), **options)
     state, _ = trainer.run(trainer.init(wide(make_params())), wide(BATCHES))
     params = [np.asarray(state.replica.params[k]) for k in ("w", "b")]
     params = np.concatenate([x.reshape(WORKERS, -1) for x in params], 1)
@@ -96,9 +99,9 @@ def test_local_steps_see_the_workers_own_loss_and_shared_ones_the_mean(kind, opt
 def test_a_shared_loss_is_counted_and_an_own_one_is_not_sent():
     owed = {"local": 4 * PARAMS, "synchronous": STEPS * (PARAMS + 8)}
     for kind, expected in owed.items():
-        trainer = trainer_of(strategies(kind))
-        sent = trainer.communication(trainer.init(wide(make_params())), STEPS)
-        assert sent.bytes_per_worker == 2 * (WORKERS - 1) / WORKERS * expected
+        trainer = make_trainer(strategies(kind))
+        traffic = trainer.communication(trainer.init(wide(make_params())), STEPS)
+        assert traffic.bytes_per_worker == 2 * (WORKERS - 1) / WORKERS * expected
 
 
 def test_optimizers_that_do_not_look_at_the_loss_send_none():
@@ -125,8 +128,8 @@ def test_a_loss_that_is_only_kept_is_shared_too():
         plain_loss, keeping_the_loss(), sa.sync_sgd(), workers=WORKERS, backend="vmap"
     )
     state, _ = trainer.run(trainer.init(wide(make_params())), wide(BATCHES))
-    kept = np.ravel(state.replica.opt_state)
-    np.testing.assert_array_equal(kept, kept[0])
+    lowest_losses = np.ravel(state.replica.opt_state)
+    np.testing.assert_array_equal(lowest_losses, lowest_losses[0])
 
 
 FOLLOWING = optax.chain(

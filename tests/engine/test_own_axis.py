@@ -46,31 +46,33 @@ def own_loop(strategy, optimizer, start):
         )
 
         gradient = jax.grad(loss_of_all(plain_loss))
-        first = (replica, state)
-        _, centers = local_steps(strategy, optimizer, gradient, first, batches)
+        carry = (replica, state)
+        _, centers = local_steps(strategy, optimizer, gradient, carry, batches)
         return jax.tree.map(lambda x: x[-1], centers)
 
     return train
 
 
-def assert_trains_alike(factories, mapped, optimizers_of):
+def assert_trains_alike(factories, mapped, make_optimizers):
     """Trains what factories make, side by side: in the engine, and in our loop."""
 
-    def made(**axis):
+    def make_strategies(**axis):
         return {name: factory(**axis) for name, factory in factories.items()}
 
     start = {name: make_params() for name in factories}
-    optimizer = optimizers(optimizers_of)
+    optimizer = optimizers(make_optimizers)
     trainer = syncalgos.DataParallel(
         syncalgos.stateless(loss_of_all(plain_loss)),
         optimizer,
-        strategies(made()),
+        strategies(make_strategies()),
         workers=WORKERS,
         placement=syncalgos.Placement(devices=[0]),
     )
     state, _ = trainer.run(trainer.init(start), BATCHES)
 
-    loop = own_loop(strategies(made(axis="batch"), "batch"), optimizer, start)
+    loop = own_loop(
+        strategies(make_strategies(axis="batch"), "batch"), optimizer, start
+    )
     center = mapped(loop, axis_name="batch")(of_workers())
     mean = jax.tree.map(lambda x: np.mean(x, axis=0), center)
     # Float32 after 8 steps, summed in another order.
@@ -119,8 +121,10 @@ KINDS = ("bmuf", "gossip", "topk_sgd", "hierarchical", "dynamic_averaging")
 )
 def test_own_loop_trains_as_the_engine_does(mapped):
     factories = {name: partial(make, name) for name in KINDS} | {"own": pulled}
-    kept = {name: owed(name).optimizer for name in KINDS} | {"own": optax.sgd(0.1)}
-    assert_trains_alike(factories, mapped, kept)
+    optimizers_by_name = {name: owed(name).optimizer for name in KINDS} | {
+        "own": optax.sgd(0.1)
+    }
+    assert_trains_alike(factories, mapped, optimizers_by_name)
 
 
 @pytest.mark.slow
@@ -164,9 +168,11 @@ CALLS = {
 @pytest.mark.parametrize("name", CALLS)
 def test_a_checked_shard_map_is_refused_in_one_line(name):
     """With it on, gradients of what all devices share are summed over them."""
-    own = shard_mapped(lambda _: CALLS[name](axis="batch"), "batch", check_vma=True)
+    mapped_call = shard_mapped(
+        lambda _: CALLS[name](axis="batch"), "batch", check_vma=True
+    )
     with pytest.raises(ValueError, match=r"^call jax\.shard_map with check_vma=False"):
-        own(np.zeros(WORKERS))
+        mapped_call(np.zeros(WORKERS))
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -200,13 +200,15 @@ def test_equinox_batch_statistics_of_the_example_are_those_of_the_global_batch(f
 
 
 def test_bytes_leave_out_what_batch_statistics_send():
-    sent = []
+    traffic_by_layout = []
     for axis_name in (None, WORKERS):
         model = of_nnx(0.0, axis_name)
         trainer = DataParallel(model.loss, optax.sgd(LR), sync_sgd(), workers=4)
         state = trainer.init(model.params, model.buffers)
-        sent.append(trainer.communication(state, steps=3).per_step.tolist())
-    assert sent[0] == sent[1] and sent[0][0] > 0
+        traffic_by_layout.append(
+            trainer.communication(state, steps=3).per_step.tolist()
+        )
+    assert traffic_by_layout[0] == traffic_by_layout[1] and traffic_by_layout[0][0] > 0
 
 
 # Every kind of float, no dimensions and many, and more than ten in a list.
@@ -243,7 +245,8 @@ def test_tensors_are_named_by_their_place_beside_the_facts(tmp_path):
         np.testing.assert_array_equal(file.get_tensor("params.blocks.11.w"), [[11]] * 2)
     assert export.facts(path) == {"algo": "bmuf"}
     places = {"deep.er.scale", "deep.er.float16", "half"}
-    places |= {f"blocks.{i}.{leaf}" for i in range(12) for leaf in "wb"}
+    for block in range(12):
+        places |= {f"blocks.{block}.w", f"blocks.{block}.b"}
     expected = {f"params.{place}" for place in places}
     assert names == expected | {"buffers.norm.mean", "buffers.norm.count"}
 
@@ -267,27 +270,27 @@ def test_names_with_dots_that_no_file_tells_apart_are_refused(params, message):
 def test_a_run_starts_from_an_exported_model(tmp_path):
     path = tmp_path / "model.safetensors"
     config = RunConfig(workers=2, seed=1)
-    made = prepare(config)
-    params = jax.tree.map(lambda x: x + 1, made.trainer.center(made.state).params)
+    run = prepare(config)
+    params = jax.tree.map(lambda x: x + 1, run.trainer.center(run.state).params)
     export.save(path, Replica(params), {})
     run = prepare(replace(config, seed=0, init_from=path))
     assert_same_bits(run.trainer.center(run.state), Replica(params))
-    first = {"w": jnp.ones((64, 3)), "b": jnp.ones(3)}
+    other_layer = {"w": jnp.ones((64, 3)), "b": jnp.ones(3)}
 
     def as_type(dtype):
         return jax.tree.map(lambda x: x.astype(dtype), params)
 
-    for other, said in [
-        ([*params, first], "has params.3.b, which this model does not have"),
+    for other, message in [
+        ([*params, other_layer], "has params.3.b, which this model does not have"),
         (params[:2], r"has no params.2.b \(it has: params.0.b, "),
-        ([first, *params[1:]], r"params.0.b has shape \(3,\), not \(128,\)"),
+        ([other_layer, *params[1:]], r"params.0.b has shape \(3,\), not \(128,\)"),
         (as_type("float8_e4m3fn"), "params.0.b has type F8_E4M3, which cannot be read"),
         (as_type("complex64"), "params.0.b has type complex64, which is no float32"),
         (as_type("int32"), "params.0.b has type int32, which is no float32"),
         (jax.tree.map(lambda x: x * jnp.nan, params), "params.0.b .* not finite"),
     ]:
         export.save(path, Replica(other), {})
-        with pytest.raises(BadRequest, match=f"^--init-from: .*{said}") as refused:
+        with pytest.raises(BadRequest, match=f"^--init-from: .*{message}") as refused:
             prepare(replace(config, init_from=path))
         assert "\n" not in str(refused.value)
     path.write_text("no model")
@@ -314,14 +317,14 @@ def test_exports_where_no_model_can_be_written_are_refused(tmp_path):
     folder = tmp_path / "folder.safetensors"
     existing.write_bytes(b"old")
     folder.mkdir()
-    for path, overwrite, said in [
+    for path, overwrite, message in [
         (tmp_path / "model.npz", False, "must end in .safetensors"),
         (existing, False, "--overwrite"),
         (existing / "model.safetensors", True, "a file, not a folder"),
         (folder, True, "folder"),
         (Path("/proc/models/model.safetensors"), False, "/proc"),  # not even by root
     ]:
-        with pytest.raises(BadRequest, match=re.escape(said)) as refused:
+        with pytest.raises(BadRequest, match=re.escape(message)) as refused:
             export.check(path, overwrite)
         assert str(path) in str(refused.value) and "\n" not in str(refused.value)
     export.check(existing, overwrite=True)
@@ -337,8 +340,8 @@ def blocks(language):
     fences = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.M | re.S)
     following = [*(text for _, text in fences[1:]), ""]
     return [
-        (text, after)
-        for (kind, text), after in zip(fences, following, strict=True)
+        (text, following_text)
+        for (kind, text), following_text in zip(fences, following, strict=True)
         if kind == language
     ]
 
@@ -347,7 +350,7 @@ def commands():
     """The page's command lines, without the program's name."""
     program = "python -m experiments.run "
     texts = [text.replace("\\\n", "") for text, _ in blocks("sh")]
-    lines = [line for text in texts for line in text.splitlines()]
+    lines = "".join(texts).splitlines()
     assert all(line.startswith(program) for line in lines)
     return [line.removeprefix(program) for line in lines]
 
@@ -356,8 +359,10 @@ def commands():
 def modules(tmp_path_factory):
     """A folder with the page's mytask.py."""
     folder = tmp_path_factory.mktemp("modules")
-    (own,) = (text for text, _ in blocks("python") if text.startswith("# mytask.py"))
-    (folder / "mytask.py").write_text(own)
+    (task_source,) = (
+        text for text, _ in blocks("python") if text.startswith("# mytask.py")
+    )
+    (folder / "mytask.py").write_text(task_source)
     return folder
 
 
@@ -380,8 +385,8 @@ def test_the_pages_exported_model_predicts_what_the_page_shows(tmp_path):
     (command,) = (line for line in commands() if "--task digits" in line)
     path = tmp_path / "model.safetensors"
     execute(command.replace(path.name, str(path)), tmp_path / "out").with_code(0)
-    *_, (source, shown) = blocks("py")
-    assert run_python(["-c", source], tmp_path) == (shown, "")
+    *_, (source, output) = blocks("py")
+    assert run_python(["-c", source], tmp_path) == (output, "")
 
 
 @pytest.mark.slow
@@ -392,9 +397,11 @@ def test_a_modules_own_random_state_draws_apart_on_each_worker():
 
     def loss(params, buffers, batch, key):
         dropout = nnx.merge(graph, buffers)
-        kept = dropout(jnp.ones(64)) > 0
+        is_kept = dropout(jnp.ones(64)) > 0
         one_hot = jnp.arange(4) == batch[0]
-        masks = jnp.where(one_hot[:, None], 4 * kept, 0)  # each worker's, in the mean
+        masks = jnp.where(
+            one_hot[:, None], 4 * is_kept, 0
+        )  # each worker's, in the mean
         return params.sum(), (nnx.state(dropout), {"masks": masks})
 
     def masks(workers, steps=3):
@@ -406,6 +413,6 @@ def test_a_modules_own_random_state_draws_apart_on_each_worker():
 
     several = masks(4)
     alone = masks(1)[:, 0]
-    drawn = {tuple(mask) for step in several for mask in step}
+    drawn = {*map(tuple, several.reshape(-1, several.shape[-1]))}
     assert len(drawn) == 4 * 3  # on each worker and at each step
     np.testing.assert_array_equal(several[:, 0], alone)

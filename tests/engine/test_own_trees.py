@@ -63,6 +63,6 @@ def trained(strategy, wrap=lambda tree: tree, unwrap=lambda tree: tree):
 @pytest.mark.slow
 def test_params_and_state_may_be_classes_that_cannot_be_compared():
     expected = trained(sa.bmuf(2))
-    found = trained(held_inside(sa.bmuf(2)), Held, lambda held: held.tree)
-    np.testing.assert_array_equal(found["w"], expected["w"])
-    assert np.abs(found["w"]).max() > 0.1
+    result = trained(held_inside(sa.bmuf(2)), Held, lambda params: params.tree)
+    np.testing.assert_array_equal(result["w"], expected["w"])
+    assert np.abs(result["w"]).max() > 0.1

@@ -24,8 +24,8 @@ def loss(params, batch):
 def averaging_those_whose_loss_fell():
     """State: the loss at the last sync."""
 
-    def sync(replica, last, step):
-        fell = jnp.where(replica.loss < last, 1.0, 0.0)
+    def sync(replica, last_loss, step):
+        fell = jnp.where(replica.loss < last_loss, 1.0, 0.0)
         count = collectives.mean(fell)
         mean = collectives.mean(fell * replica.params["w"]) / jnp.maximum(count, 1e-9)
         w = jnp.where(count > 0, mean, replica.params["w"])
@@ -40,18 +40,18 @@ def averaging_those_whose_loss_fell():
 def recurrence(period):
     """Yields the params of all workers after each step."""
     w = np.zeros(WORKERS)
-    last = np.full(WORKERS, np.inf)
+    last_losses = np.full(WORKERS, np.inf)
     for step, target in enumerate(TARGETS.astype(float)):
         losses = (w - target) ** 2
         w = w - LR * 2 * (w - target)
         if (step + 1) % period == 0:
-            fell = losses < last
-            last = losses
+            fell = losses < last_losses
+            last_losses = losses
             w = np.full(WORKERS, w[fell].mean()) if fell.any() else w
         yield w
 
 
-def trainer_of(strategy, backend="vmap", form=None):
+def make_trainer(strategy, backend="vmap", form=None):
     return sa.DataParallel(
         loss,
         optax.sgd(LR),
@@ -63,7 +63,7 @@ def trainer_of(strategy, backend="vmap", form=None):
 
 
 def trained(strategy, *options, parts=(STEPS,)):
-    trainer = trainer_of(strategy, *options)
+    trainer = make_trainer(strategy, *options)
     state = trainer.init({"w": jnp.zeros(())})
     metrics = {}
     for part in np.split(TARGETS, np.cumsum(parts)[:-1]):
@@ -79,8 +79,8 @@ def trained(strategy, *options, parts=(STEPS,)):
 )
 def test_workers_whose_loss_fell_are_averaged(backend, form, period):
     strategy = sa.every(averaging_those_whose_loss_fell(), period)
-    own, *_ = trained(strategy, backend, form, parts=(5, STEPS - 5))
-    np.testing.assert_allclose(own, [*recurrence(period)][-1], rtol=2e-5)
+    seen_losses, *_ = trained(strategy, backend, form, parts=(5, STEPS - 5))
+    np.testing.assert_allclose(seen_losses, [*recurrence(period)][-1], rtol=2e-5)
 
 
 def test_the_loss_passes_through_combinators():
@@ -96,8 +96,8 @@ def test_the_loss_passes_through_combinators():
     ):
         around = wrap(around)
         assert around.sees_loss
-    own, *_ = trained(around)
-    np.testing.assert_allclose(own, [*recurrence(4)][-1], rtol=2e-5)
+    seen_losses, *_ = trained(around)
+    np.testing.assert_allclose(seen_losses, [*recurrence(4)][-1], rtol=2e-5)
 
 
 def test_a_vote_may_go_by_the_loss():
@@ -121,23 +121,23 @@ def test_a_reduction_may_weigh_gradients_by_the_loss():
         mean = collectives.mean(jax.tree.map(lambda g: g * replica.loss, grads))
         return jax.tree.map(lambda g: g / weights, mean), state
 
-    own, *_ = trained(Strategy(reduce=reduce, sees_loss=True))
+    seen_losses, *_ = trained(Strategy(reduce=reduce, sees_loss=True))
     w = 0.0
     for target in TARGETS.astype(float):
         losses = (w - target) ** 2
         grads = 2 * (w - target)
         w -= LR * (losses * grads).sum() / losses.sum()
-    np.testing.assert_allclose(own, w, rtol=1e-5)
+    np.testing.assert_allclose(seen_losses, w, rtol=1e-5)
 
 
 def test_it_is_counted_as_without():
     strategy = sa.every(averaging_those_whose_loss_fell(), 4)
     params = {"w": np.zeros((), np.float32)}
-    sent = sa.communication(strategy, params, workers=WORKERS, steps=8)
-    assert (sent.syncs, sent.calls) == (2, 4)
-    trainer = trainer_of(strategy)
+    traffic = sa.communication(strategy, params, workers=WORKERS, steps=8)
+    assert (traffic.syncs, traffic.calls) == (2, 4)
+    trainer = make_trainer(strategy)
     state = trainer.init({"w": jnp.zeros(())})
-    assert trainer.communication(state, 8).bytes_per_worker == sent.bytes_per_worker
+    assert trainer.communication(state, 8).bytes_per_worker == traffic.bytes_per_worker
 
 
 def test_it_needs_no_workers():

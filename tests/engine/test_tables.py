@@ -75,9 +75,9 @@ def literal(rule, workers):
     for step, batch in enumerate(zip(*BATCHES, strict=True)):
         parts = zip(*(np.split(x, workers) for x in batch), strict=True)
         models = [{**tables, "rest": rest} for rest in rests]
-        found = [gradient(*x) for x in zip(models, parts, strict=True)]
-        losses.append(np.mean([loss for loss, _ in found]))
-        grads = [grads for _, grads in found]
+        gradients = [gradient(*x) for x in zip(models, parts, strict=True)]
+        losses.append(np.mean([loss for loss, _ in gradients]))
+        grads = [grads for _, grads in gradients]
         shared = mean([{name: g[name] for name in tables} for g in grads])
         of_tables = heavy_ball(of_tables, shared)
         of_rests = heavy_ball(of_rests, [g["rest"] for g in grads])
@@ -101,8 +101,8 @@ def train(trainer):
     """Returns the state, the metrics and the center, after two dispatches."""
     state = trainer.init(START)
     losses = []
-    for first in (0, STEPS // 2):
-        part = [x[first : first + STEPS // 2] for x in BATCHES]
+    for start in (0, STEPS // 2):
+        part = [x[start : start + STEPS // 2] for x in BATCHES]
         state, metrics = trainer.run(state, tuple(part))
         losses.extend(metrics["loss"])
     return state, np.array(losses), trainer.center(state).params
@@ -120,9 +120,11 @@ def test_tables_step_synchronously_beside_what_the_strategy_does(name, backend, 
     state, losses, center = train(trainer)
     expected, rests, expected_losses = literal(name, workers=4)
     assert_close((center, losses), (expected, np.array(expected_losses)))
-    own = jax.tree.map(lambda x: x.reshape(4, *x.shape[2:]), state.replica.params)
-    assert_close(own["rest"], jax.tree.map(lambda *xs: np.stack(xs), *rests))
-    assert_close(own["words"], np.split(expected["words"], 4))
+    worker_params = jax.tree.map(
+        lambda x: x.reshape(4, *x.shape[2:]), state.replica.params
+    )
+    assert_close(worker_params["rest"], jax.tree.map(lambda *xs: np.stack(xs), *rests))
+    assert_close(worker_params["words"], np.split(expected["words"], 4))
     assert np.abs(center["words"] - START["words"]).max() > CLEARLY
     evaluated = [gradient(center, batch)[0] for batch in zip(*BATCHES, strict=True)]
     assert_close(trainer.evaluate(state, BATCHES)["loss"], np.array(evaluated))
@@ -154,10 +156,12 @@ def test_each_worker_holds_its_rows_only():
 def test_divergence_is_that_of_what_has_replicas():
     trainer = make(sa.Strategy())
     state, *_ = train(trainer)
-    rest = jax.tree.map(lambda x: np.reshape(x, (4, -1)), state.replica.params["rest"])
-    vectors = np.concatenate(jax.tree.leaves(rest), axis=1)
-    apart = vectors - vectors.mean(0)
-    expected = np.sqrt(np.mean(np.sum(apart**2, axis=1)))
+    worker_rests = jax.tree.map(
+        lambda x: np.reshape(x, (4, -1)), state.replica.params["rest"]
+    )
+    vectors = np.concatenate(jax.tree.leaves(worker_rests), axis=1)
+    distances = vectors - vectors.mean(0)
+    expected = np.sqrt(np.mean(np.sum(distances**2, axis=1)))
     assert expected > CLEARLY
     assert_close(trainer.divergence(state), expected)
 
@@ -180,12 +184,12 @@ def test_a_model_of_tables_alone_leaves_nothing_to_the_strategy():
 
 
 def test_what_is_sent_for_tables_is_none_of_the_strategys():
-    whole = make(sa.sync_sgd(), look=take, tables=None)
+    replicated_trainer = make(sa.sync_sgd(), look=take, tables=None)
     parts = make(sa.sync_sgd())
-    sent = [t.communication(t.init(START), 3) for t in (whole, parts)]
+    traffic = [t.communication(t.init(START), 3) for t in (replicated_trainer, parts)]
     ring = 2 * 3 / 4 * 8  # bytes that one of four sends of each number
-    assert sent[0].bytes_per_worker == 3 * ring * (4 + 4 * ROWS)
-    assert sent[1].bytes_per_worker == 3 * ring * 4
+    assert traffic[0].bytes_per_worker == 3 * ring * (4 + 4 * ROWS)
+    assert traffic[1].bytes_per_worker == 3 * ring * 4
 
 
 @pytest.mark.slow
@@ -222,10 +226,10 @@ def test_optimizers_that_take_rows_together_are_refused(name):
 
 def test_an_optimizer_may_take_the_rest_together():
     parts = {"tables": OPTIMIZER, "rest": optax.lamb(0.1)}
-    apart = optax.multi_transform(
+    optimizer = optax.multi_transform(
         parts, {**dict.fromkeys(START, "tables"), "rest": "rest"}
     )
-    make(sa.sync_sgd(), optimizer=apart).init(START)
+    make(sa.sync_sgd(), optimizer=optimizer).init(START)
 
 
 def by_name(params):
@@ -255,22 +259,26 @@ def test_lookup_is_the_rows_of_the_table_bit_for_bit(backend, workers):
         values = rng.normal(size=(ROWS, *shape))
         values[:4] = np.array([-0.0, 0, np.nan, -np.inf]).reshape(4, *[1] * len(shape))
         tables[dtype] = np.asarray(jnp.asarray(values, dtype))
-    asked = {
+    requests = {
         "none": np.zeros((workers, 0), int),
         "one": rng.integers(0, ROWS, workers),
         "many": rng.integers(0, ROWS, (workers, 5, 4)).astype(np.uint8),
     }
 
-    def program(own):
-        parts, asked = own
-        return [
-            {n: sa.lookup(parts[d], ids) for n, ids in asked.items()} for d in DTYPES
-        ]
+    def program(inputs):
+        parts, requests = inputs
+        rows_by_dtype = []
+        for dtype in DTYPES:
+            part = parts[dtype]
+            rows = {name: sa.lookup(part, ids) for name, ids in requests.items()}
+            rows_by_dtype.append(rows)
+        return rows_by_dtype
 
     parts = {d: np.stack(np.split(x, workers)) for d, x in tables.items()}
-    found = over_workers(program, (parts, asked), backend, min(workers, 2))
-    for dtype, rows in zip(DTYPES, found, strict=True):
-        for name, ids in asked.items():
+    inputs = parts, requests
+    rows_by_dtype = over_workers(program, inputs, backend, min(workers, 2))
+    for dtype, rows in zip(DTYPES, rows_by_dtype, strict=True):
+        for name, ids in requests.items():
             expected = tables[dtype][ids]
             assert rows[name].dtype == expected.dtype
             np.testing.assert_array_equal(bits(rows[name]), bits(expected))
@@ -280,8 +288,8 @@ def test_rows_outside_of_the_table_are_nan_and_take_no_gradient():
     ids = np.array([[-1, 0], [ROWS, ROWS - 1], [-ROWS, 5], [10**6, 5]])
     parts = np.split(START["words"], 4)
 
-    def program(own):
-        part, ids = own
+    def program(inputs):
+        part, ids = inputs
         rows, pullback = jax.vjp(lambda part: sa.lookup(part, ids), part)
         return rows, pullback(jnp.ones_like(rows))[0]
 
@@ -302,8 +310,8 @@ def mean_loss(words, kernels, batch):
 def loss_gradient(axis):
     """One worker's gradient of its own loss with respect to its part of the table."""
 
-    def program(own):
-        part, kernel, first, second, target = own
+    def program(inputs):
+        part, kernel, first, second, target = inputs
 
         def loss(part):
             rows = sa.lookup(part, first, axis=axis) * jnp.sin(
@@ -337,14 +345,14 @@ BY_DIFFERENCES = 1e-8
 
 @pytest.mark.parametrize(("backend", "devices"), [("pmap", 2), ("vmap", 1)])
 def test_gradient_is_that_of_the_mean_loss_by_finite_differences(backend, devices):
-    own, expected = gradient_problem(4)
-    grads = over_workers(loss_gradient(sa.WORKERS), own, backend, devices)
+    inputs, expected = gradient_problem(4)
+    grads = over_workers(loss_gradient(sa.WORKERS), inputs, backend, devices)
     assert np.abs(expected).max() > 0.1
     np.testing.assert_allclose(grads.reshape(ROWS, 3), expected, atol=BY_DIFFERENCES)
 
 
 @pytest.mark.parametrize("mapped", [jax.vmap, shard_mapped])
 def test_lookup_works_over_an_axis_of_ones_own(mapped):
-    own, expected = gradient_problem(3)
-    grads = jax.jit(mapped(loss_gradient("batch"), axis_name="batch"))(own)
+    inputs, expected = gradient_problem(3)
+    grads = jax.jit(mapped(loss_gradient("batch"), axis_name="batch"))(inputs)
     np.testing.assert_allclose(grads.reshape(ROWS, 3), expected, atol=BY_DIFFERENCES)

@@ -28,33 +28,38 @@ def never(words):
 def test_untrained_figures_are_told_first_before_and_after_the_run(tmp_path):
     ended = run(f"{TINY} --steps 10", tmp_path / "out").with_code(0)
     assert ended.summary["center_step"] == 0
-    told = [x for x in ended.stderr.splitlines() if not x.startswith("step ")]
-    assert told[0] == f"the results will be those of the initial model: {WITHOUT_SYNC}"
-    assert told[1].startswith("bmuf on support.tiny_tasks:drawing")
-    after = ended.stderr.partition("step 10/10")[2].splitlines()[1:]
+    remark_lines = [x for x in ended.stderr.splitlines() if not x.startswith("step ")]
+    assert (
+        remark_lines[0]
+        == f"the results will be those of the initial model: {WITHOUT_SYNC}"
+    )
+    assert remark_lines[1].startswith("bmuf on support.tiny_tasks:drawing")
+    summary_lines = ended.stderr.partition("step 10/10")[2].splitlines()[1:]
     start = "the results are those of the initial model: "
-    assert after == [start + WITHOUT_SYNC]
+    assert summary_lines == [start + WITHOUT_SYNC]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", tiers(["co2", "diloco_x"], ["diloco_x"]))
 def test_a_result_that_arrives_a_round_late_is_not_in_the_center(name):
-    told = f"{name} first uses a sync after step 16, beyond these 9 steps: use --steps "
+    remark = (
+        f"{name} first uses a sync after step 16, beyond these 9 steps: use --steps "
+    )
     words = f"--algo {name} --period 8 --steps"
-    assert never(f"{words} 9") == f"{told}16 or more, or --period 4 or less"
+    assert never(f"{words} 9") == f"{remark}16 or more, or --period 4 or less"
     rounds = prepare(parse([*TINY.split(), *words.split(), "25"])).rounds
     assert [rounds.center_step(step) for step in (15, 16, 24, 25)] == [0, 8, 16, 16]
 
 
 @pytest.mark.slow
 def test_an_algorithm_that_sends_nothing_is_not_said_to_be_untrained():
-    own = sa.Strategy(
+    strategy = sa.Strategy(
         lambda params: params,
         sync=lambda r, w, step: (r, r.params),
         center=lambda _, w: w,
     )
     config = parse([*TINY.split(), "--steps", "8"])
-    rounds = prepare(config, strategy=sa.every(own, 4)).rounds
+    rounds = prepare(config, strategy=sa.every(strategy, 4)).rounds
     assert (rounds.untrained, rounds.center_step(8)) == ("", 8)
     assert "sends nothing" in rounds.unsynced
 
@@ -63,14 +68,14 @@ def test_an_algorithm_that_sends_nothing_is_not_said_to_be_untrained():
 def test_a_run_without_a_sync_says_so_first_where_the_mean_is_evaluated(tmp_path):
     ended = run(f"{TINY} --steps 10 --algo model_averaging", tmp_path / "out")
     assert ended.code == 0
-    told = WITHOUT_SYNC.replace("bmuf", "model_averaging")
-    assert ended.stderr.splitlines()[0] == f"the workers will never sync: {told}"
+    remark = WITHOUT_SYNC.replace("bmuf", "model_averaging")
+    assert ended.stderr.splitlines()[0] == f"the workers will never sync: {remark}"
     assert ended.summary["syncs"] == 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "remark"),
     [
         ("--steps 16", ""),
         ("--steps 10 --sync-until 2", ""),
@@ -81,8 +86,8 @@ def test_a_run_without_a_sync_says_so_first_where_the_mean_is_evaluated(tmp_path
         ),
     ],
 )
-def test_no_sync_is_told_where_a_center_waits_for_one(words, told):
-    assert never(words) == told
+def test_no_sync_is_told_where_a_center_waits_for_one(words, remark):
+    assert never(words) == remark
 
 
 # A first sync of fragments, and by clocks.
@@ -90,12 +95,12 @@ def test_no_sync_is_told_where_a_center_waits_for_one(words, told):
 @pytest.mark.parametrize("name", ["streaming_diloco", "async_diloco"])
 def test_the_way_out_of_any_algorithm_leads_out(name):
     """The period of a sync is found by counting what is sent."""
-    told = never(f"--steps 1 --algo {name}")
-    [steps] = re.findall(r"--steps (\d+) or more", told)
+    remark = never(f"--steps 1 --algo {name}")
+    [steps] = re.findall(r"--steps (\d+) or more", remark)
     assert int(steps) > 1
     assert never(f"--steps {int(steps) - 1} --algo {name}")
     assert not never(f"--steps {steps} --algo {name}")
-    if "--period" in told:  # 4 is what fragments divide
+    if "--period" in remark:  # 4 is what fragments divide
         assert not never(f"--steps 4 --algo {name} --period 4")
 
 
@@ -124,8 +129,8 @@ def test_an_algorithm_takes_the_rate_and_the_momentum_that_suit_it(words, expect
 @pytest.mark.slow
 def test_default_dense_steps_beyond_a_short_run_is_told(tmp_path):
     ended = run(f"{TINY} --steps 2 --algo post_local_sgd", tmp_path / "out")
-    first = ended.with_code(0).stderr.splitlines()[0]
-    assert first.startswith("--dense-steps 100 is not below --steps 2: all steps")
+    header = ended.with_code(0).stderr.splitlines()[0]
+    assert header.startswith("--dense-steps 100 is not below --steps 2: all steps")
 
 
 @pytest.mark.slow

@@ -25,10 +25,10 @@ def model():
     return jax.tree.map(np.float32, (params, rng.normal(size=(2 * PERIOD, 6, 4))))
 
 
-def trainer_of(strategy, **given):
-    given = {"workers": 3, "backend": "shard_map", **given}
+def make_trainer(strategy, **options):
+    options = {"workers": 3, "backend": "shard_map", **options}
     return syncalgos.DataParallel(
-        syncalgos.stateless(loss), optax.adam(0.1), strategy, **placed(given)
+        syncalgos.stateless(loss), optax.adam(0.1), strategy, **placed(options)
     )
 
 
@@ -50,19 +50,19 @@ def shapes(tree):
 
 
 @pytest.mark.parametrize(
-    "given", [pytest.param({"workers": 6}, marks=pytest.mark.slow), ON_A_MESH]
+    "options", [pytest.param({"workers": 6}, marks=pytest.mark.slow), ON_A_MESH]
 )
-def test_a_program_from_shapes_is_the_one_that_runs(given):
-    trainer = trainer_of(syncalgos.bmuf(PERIOD), **given)
+def test_a_program_from_shapes_is_the_one_that_runs(options):
+    trainer = make_trainer(syncalgos.bmuf(PERIOD), **options)
     params, batches = model()
     lowered = trainer.lower(shapes(params), shapes(batches))
     state = trainer.init(params)
     expected = jax.tree.map(lambda x: (x.shape, x.dtype), state)
     assert jax.tree.map(lambda x: (x.shape, x.dtype), lowered.state) == expected
-    for own, other in zip(
+    for own_array, other in zip(
         *map(jax.tree.leaves, (state.own, lowered.state.own)), strict=True
     ):
-        assert other.sharding.is_equivalent_to(own.sharding, own.ndim)
+        assert other.sharding.is_equivalent_to(own_array.sharding, own_array.ndim)
     trainer.run(state, batches)
     [compiled] = [
         program
@@ -74,7 +74,7 @@ def test_a_program_from_shapes_is_the_one_that_runs(given):
 
 @pytest.mark.slow
 def test_a_program_from_shapes_takes_rows_of_data():
-    trainer = trainer_of(syncalgos.bmuf(PERIOD))
+    trainer = make_trainer(syncalgos.bmuf(PERIOD))
     params, batches = model()
     data = jax.ShapeDtypeStruct((50, 4), np.float32)
     rows = jax.ShapeDtypeStruct(batches.shape[:2], np.int32)
@@ -83,15 +83,15 @@ def test_a_program_from_shapes_takes_rows_of_data():
         return lowered.program.compile().memory_analysis().argument_size_in_bytes
 
     by_rows = argument_bytes(trainer.lower(params, rows, data=data))
-    more = by_rows - argument_bytes(trainer.lower(params, batches))
+    extra_bytes = by_rows - argument_bytes(trainer.lower(params, batches))
     # A device's rows and all data, instead of its batches.
-    assert more == 4 * (2 * PERIOD * 2 + 50 * 4 - 2 * PERIOD * 2 * 4)
+    assert extra_bytes == 4 * (2 * PERIOD * 2 + 50 * 4 - 2 * PERIOD * 2 * 4)
 
 
 def test_shapes_that_cannot_be_are_refused_as_arrays_are():
     params, batches = model()
-    trainer = trainer_of(syncalgos.bmuf(2))
+    trainer = make_trainer(syncalgos.bmuf(2))
     refuses("global batch", lambda: trainer.lower(params, batches[:, :5]))
     refuses("params hold no arrays", lambda: trainer.lower({}, batches))
-    other = trainer_of(syncalgos.bmuf(2), backend="vmap", devices=[0])
+    other = make_trainer(syncalgos.bmuf(2), backend="vmap", devices=[0])
     refuses("lower needs backend 'shard_map'", lambda: other.lower(params, batches))

@@ -5,6 +5,7 @@ Those of several places run in a process of its own, which has eight devices
 """
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +35,7 @@ MESH = {"fsdp": 3}
 # Norms, moments, peers; reducers that act on shards, on factors of whole matrices, on
 # draws and votes, and in two hops. Everything else is elementwise.
 ON_PAIRS = "bmuf", "edit", "powersgd", "quantized_sgd", "topk_sgd"
-TRIED = {
+ALGORITHMS_BY_LAYOUT = {
     "4x2": (*ON_PAIRS, "des_loc", "demo", "sparta", "signum"),
     "2x(2x2)": ("dion",),
     "2x2x2": ("bmuf", "topk_sgd"),
@@ -42,15 +43,13 @@ TRIED = {
     "1x8": ("powersgd",),
 }
 # In CI; the others are long.
-FEW = {"4x2": ON_PAIRS, "2x(2x2)": ("dion",), "2x2x2": ("bmuf",)}
-CASES = [
-    pytest.param(
-        *(layout, name),
-        marks=pytest.mark.slow if name in FEW.get(layout, ()) else pytest.mark.long,
-    )
-    for layout, names in TRIED.items()
-    for name in names
-]
+FAST_ALGORITHMS = {"4x2": ON_PAIRS, "2x(2x2)": ("dion",), "2x2x2": ("bmuf",)}
+CASES = []
+for layout, names in ALGORITHMS_BY_LAYOUT.items():
+    for name in names:
+        is_fast = name in FAST_ALGORITHMS.get(layout, ())
+        mark = pytest.mark.slow if is_fast else pytest.mark.long
+        CASES.append(pytest.param(layout, name, marks=mark))
 
 
 @pytest.mark.parametrize(("layout", "name"), CASES)
@@ -58,18 +57,18 @@ def test_algorithm_trains_as_workers_without_a_mesh_and_sends_what_is_counted(
     layout, name, request
 ):
     names = dict.fromkeys(asked(request, "name", layout=layout))
-    seen = found("mesh_training", layout, *names)[name]
+    results = found("mesh_training", layout, *names)[name]
     rounding = AT_FULL_RANK if name in ("powersgd", "diloco_x") else ROUNDING
-    assert max(seen["apart"]) < rounding  # params, center, metrics, evaluation
-    assert seen["moved"] > 100 * rounding
-    assert seen["peers"]
+    assert max(results["apart"]) < rounding  # params, center, metrics, evaluation
+    assert results["moved"] > 100 * rounding
+    assert results["peers"]
     # Of what is drawn at random, too, each device makes its own part.
-    assert "permute" not in seen["within"]
-    counted = seen["counted"]
+    assert "permute" not in results["within"]
+    counted = results["counted"]
     if counted is not None:
-        assert seen["sent"] == pytest.approx(counted)
-    if not owed(name).decided and len(owed(name).sends_at) < 8 and seen["sent"]:
-        assert seen["branched"]
+        assert results["sent"] == pytest.approx(counted)
+    if not owed(name).decided and len(owed(name).sends_at) < 8 and results["sent"]:
+        assert results["branched"]
 
 
 def small_model():
@@ -87,14 +86,14 @@ def small_loss(params, batch):
     return jnp.mean((hidden @ params["out"] - batch["y"]) ** 2)
 
 
-def trainer_of(loss=small_loss, optimizer=None, strategy=None, workers=1, **given):
-    given = {"backend": "shard_map", "mesh": MESH, "shardings": SPECS, **given}
+def make_trainer(loss=small_loss, optimizer=None, strategy=None, workers=1, **options):
+    options = {"backend": "shard_map", "mesh": MESH, "shardings": SPECS, **options}
     return syncalgos.DataParallel(
         syncalgos.stateless(loss),
         optimizer or optax.adam(0.1),
         strategy or syncalgos.bmuf(period=2),
         workers=workers,
-        **placed(given),
+        **placed(options),
     )
 
 
@@ -103,7 +102,7 @@ WITHOUT = {"backend": "vmap", "mesh": None, "shardings": None, "devices": [0]}
 
 @functools.cache
 def without_mesh(workers):
-    trainer = trainer_of(workers=workers, **WITHOUT)
+    trainer = make_trainer(workers=workers, **WITHOUT)
     params, batches = small_model()
     state, _ = trainer.run(trainer.init(params), batches)
     return jax.tree.map(np.asarray, trainer.center(state).params)
@@ -125,7 +124,7 @@ def constrained(params, batch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("workers", "given"),
+    ("workers", "options"),
     [
         (2, {"lane_form": "sequential"}),
         (1, {"accumulate": 2}),
@@ -133,15 +132,15 @@ def constrained(params, batch):
         (1, {"batch_axes": (), "shardings": P()}),
     ],
 )
-def test_params_are_those_of_workers_without_a_mesh(workers, given):
-    trainer = trainer_of(workers=workers, **given)
+def test_params_are_those_of_workers_without_a_mesh(workers, options):
+    trainer = make_trainer(workers=workers, **options)
     assert trainer.layout.shape == (1, workers)
     ends_alike(trainer, small_model()[0], workers)
 
 
 @pytest.mark.slow
 def test_all_that_is_shaped_like_params_is_cut_as_they_are():
-    trainer = trainer_of(workers=2, loss=constrained)
+    trainer = make_trainer(workers=2, loss=constrained)
     state = ends_alike(trainer, small_model()[0], 2)
     adam = state.replica.opt_state[0]
     assert adam.count.sharding.is_fully_replicated
@@ -162,7 +161,7 @@ def test_a_mesh_of_jax_and_arrays_that_lie_on_one_say_all():
         name: jax.device_put(x, NamedSharding(mesh, SPECS[name]))
         for name, x in params.items()
     }
-    trainer = trainer_of(mesh=mesh, shardings=None)
+    trainer = make_trainer(mesh=mesh, shardings=None)
     state = trainer.init(placed)
     assert state.replica.params["in"].sharding.spec == P("devices", None, None, "fsdp")
     again = trainer.from_host(trainer.to_host(state))
@@ -172,46 +171,50 @@ def test_a_mesh_of_jax_and_arrays_that_lie_on_one_say_all():
 @pytest.mark.slow
 def test_a_state_goes_on_bit_for_bit_from_the_host_and_on_other_layouts():
     params, batches = small_model()
-    trainer = trainer_of(workers=2)
+    trainer = make_trainer(workers=2)
     workers = 2
     half = jax.tree.map(lambda x: x[:2], batches)
     state, _ = trainer.run(trainer.init(params), half)
-    held = trainer.to_host(state)
-    assert held.replica.params["in"].shape == (workers, 4, 6)
+    host_state = trainer.to_host(state)
+    assert host_state.replica.params["in"].shape == (workers, 4, 6)
     end, _ = trainer.run(state, half)
-    again, _ = trainer.run(trainer.from_host(held), half)
-    whole = trainer.to_host(end).own
-    assert_equal(trainer.to_host(again).own, whole)
-    plain = trainer_of(workers=workers, **WITHOUT)
-    other, _ = plain.run(plain.from_host(held), half)
-    assert_close(whole, plain.to_host(other).own, rtol=1e-5)
+    again, _ = trainer.run(trainer.from_host(host_state), half)
+    end_replicas = trainer.to_host(end).own
+    assert_equal(trainer.to_host(again).own, end_replicas)
+    plain = make_trainer(workers=workers, **WITHOUT)
+    other, _ = plain.run(plain.from_host(host_state), half)
+    assert_close(end_replicas, plain.to_host(other).own, rtol=1e-5)
 
 
 def test_each_device_sends_its_shards():
-    trainer = trainer_of(workers=2, lanes=2, shardings={"in": SPECS["in"], "out": P()})
-    sent = trainer.communication(trainer.init(small_model()[0]), 2)
+    trainer = make_trainer(
+        workers=2, lanes=2, shardings={"in": SPECS["in"], "out": P()}
+    )
+    traffic = trainer.communication(trainer.init(small_model()[0]), 2)
     ring = 2 * (2 - 1) / 2
-    assert sent.devices == 3
-    assert sent.bytes_per_device == ring * 4 * (4 * 6 / 3 + 6 * 3)
-    assert sent.bytes_per_worker == 3 * sent.bytes_per_device
-    assert sent.per_step[-1] == sent.bytes_per_worker
-    assert sent.by_collective["all_reduce"].per_step[-1] == sent.bytes_per_worker
+    assert traffic.devices == 3
+    assert traffic.bytes_per_device == ring * 4 * (4 * 6 / 3 + 6 * 3)
+    assert traffic.bytes_per_worker == 3 * traffic.bytes_per_device
+    assert traffic.per_step[-1] == traffic.bytes_per_worker
+    assert traffic.by_collective["all_reduce"].per_step[-1] == traffic.bytes_per_worker
 
 
 @pytest.mark.slow
 def test_each_model_of_a_trainer_is_counted_as_it_is_cut():
-    trainer = trainer_of(workers=2, lanes=2, shardings=None)
+    trainer = make_trainer(workers=2, lanes=2, shardings=None)
     (params, _) = small_model()
-    of_specs = trainer_of(workers=2, lanes=2)
+    of_specs = make_trainer(workers=2, lanes=2)
     cut = of_specs.center(of_specs.init(params)).params
-    whole, parts = (trainer.communication(trainer.init(x), 2) for x in (params, cut))
-    assert whole.bytes_per_worker == 3 * parts.bytes_per_worker
+    whole_traffic, parts = (
+        trainer.communication(trainer.init(x), 2) for x in (params, cut)
+    )
+    assert whole_traffic.bytes_per_worker == 3 * parts.bytes_per_worker
 
 
 @pytest.mark.parametrize("name", tiers(["sparta", "quantized_sgd"], slow=["sparta"]))
 def test_leaves_that_are_cut_and_whole_ones_draw_numbers_of_their_own(name):
     specs = {"cut": P("fsdp"), "whole": P(), "empty": P("fsdp")}
-    trainer = trainer_of(
+    trainer = make_trainer(
         loss=lambda params, batch: sum(x.sum() for x in jax.tree.leaves(params)) * 1.0,
         optimizer=optax.sgd(1.0),
         strategy=getattr(syncalgos, name)(),
@@ -242,7 +245,7 @@ def test_numbers_of_leaves_that_are_cut_otherwise_differ():
 
 
 def test_rows_of_a_batch_are_given_in_order():
-    layout = trainer_of(workers=2).layout
+    layout = make_trainer(workers=2).layout
     assert layout.own_rows(12).tolist() == [*range(12)]
     assert layout.feeders == 1
     with pytest.raises(ValueError, match="12 or 14"):
@@ -254,10 +257,12 @@ def test_shards_are_those_of_the_array_and_join_to_it(spec):
     sizes = {"a": 2, "b": 3}
     entries = [x if isinstance(x, tuple) else (x,) if x else () for x in spec]
     names = tuple([*entries, ()][:2])
-    parts = tuple(int(np.prod([sizes[x] for x in own])) for own in names)
+    parts = tuple(math.prod(map(sizes.__getitem__, axis_names)) for axis_names in names)
     cut = Cut(names, parts)
     x = np.arange(72.0).reshape(6, 12)
-    rows = [y for row in np.split(x, parts[0]) for y in np.split(row, parts[1], 1)]
+    rows = []
+    for row in np.split(x, parts[0]):
+        rows += np.split(row, parts[1], 1)
     shards = cut.split(jnp.asarray(x))
     np.testing.assert_array_equal(shards, rows)
     np.testing.assert_array_equal(cut.join(shards), x)
@@ -323,22 +328,22 @@ def refuses(line, call):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("given", "line"), REFUSED)
-def test_what_cannot_be_is_refused_in_one_line(given, line):
-    refuses(line, lambda: trainer_of(**given))
+@pytest.mark.parametrize(("options", "line"), REFUSED)
+def test_what_cannot_be_is_refused_in_one_line(options, line):
+    refuses(line, lambda: make_trainer(**options))
 
 
 @pytest.mark.parametrize(("shardings", "line"), CUT_WRONGLY)
 def test_a_leaf_that_cannot_be_cut_so_is_named_before_anything_compiles(
     shardings, line
 ):
-    trainer = trainer_of(shardings=shardings)
+    trainer = make_trainer(shardings=shardings)
     refuses(line, lambda: trainer.init(small_model()[0]))
     assert trainer.compile_seconds == 0
 
 
 def test_a_batch_that_the_devices_of_a_worker_do_not_divide_is_refused():
-    trainer = trainer_of(workers=2)
+    trainer = make_trainer(workers=2)
     params, batches = small_model()
     state = trainer.init(params)
     four = jax.tree.map(lambda x: x[:, :4], batches)
@@ -353,8 +358,8 @@ def test_a_part_of_an_array_is_read_across_its_pieces():
     np.testing.assert_array_equal(part.read(((0, 4), (2, 4))), x[:, 2:4])
     assert part.joined is part
     refuses("lacks 4 entries of the array", lambda: part.read(((0, 4), (3, 5))))
-    whole = HeldPart((4, 6), x.dtype, {**pieces, ((0, 4), (4, 6)): x[:, 4:]})
-    np.testing.assert_array_equal(whole.joined, x)
+    held_matrix = HeldPart((4, 6), x.dtype, {**pieces, ((0, 4), (4, 6)): x[:, 4:]})
+    np.testing.assert_array_equal(held_matrix.joined, x)
 
 
 @pytest.mark.slow
@@ -363,17 +368,17 @@ def test_a_state_of_shards_goes_on_with_its_mesh_alone(name):
     params, _ = small_model()
     settings = {"min_rate": 0} if name == "powersgd" else {}
     strategy = ALGORITHMS[name](**settings)
-    trainer = trainer_of(strategy=strategy, workers=2, lanes=2)
-    held = trainer.to_host(trainer.init(params))
+    trainer = make_trainer(strategy=strategy, workers=2, lanes=2)
+    host_state = trainer.to_host(trainer.init(params))
     with jax.set_mesh(jax.make_mesh((3,), ("users",))):
-        trainer.from_host(held)
-    plain = trainer_of(strategy=strategy, workers=2, **WITHOUT)
-    refuses("only on the same mesh", lambda: plain.from_host(held))
+        trainer.from_host(host_state)
+    plain = make_trainer(strategy=strategy, workers=2, **WITHOUT)
+    refuses("only on the same mesh", lambda: plain.from_host(host_state))
 
 
 def test_a_held_state_needs_to_know_how_params_are_cut():
     params, _ = small_model()
-    trainer = trainer_of()
-    held = trainer.to_host(trainer.init(params))
-    other = trainer_of(shardings=None)
-    refuses("cannot tell how params are sharded", lambda: other.from_host(held))
+    trainer = make_trainer()
+    host_state = trainer.to_host(trainer.init(params))
+    other = make_trainer(shardings=None)
+    refuses("cannot tell how params are sharded", lambda: other.from_host(host_state))
