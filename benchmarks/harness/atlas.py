@@ -20,7 +20,9 @@ LINKS = {"10gbe": "10 GbE", "two-data-centres": "two data centres", "dsl": "DSL"
 VERDICTS = {
     Standing.WORSE: "a loss",
     Standing.BETTER: "a gain",
-    Standing.NO_INTERVAL: "",
+    Standing.EQUAL_DIFFERENCES: "",
+    Standing.FEW_SEEDS: "",
+    Standing.NO_COMMON_SEED: "",
 }
 # "No loss" means that the 95 % interval lies above this difference.
 MARGINS = {"test_accuracy": -0.005, "test_loss": -0.02}

@@ -419,7 +419,7 @@ def compare(
     if difference is None:
         return _compare_with_none(Kind.NO_COMMON_SEED, measure, baseline="")
     kind = _choose_kind(difference, measure, names_winner=names_winner)
-    basis = _choose_basis(difference, kind, measure)
+    basis = _choose_basis(difference, kind)
     comparison = Comparison(kind, basis, difference, comparisons)
     clause = sentences.write_clause(comparison, measure, baseline="")
     return comparison._replace(clause=clause)
@@ -439,15 +439,14 @@ def _choose_kind(
         return Kind.NOT_SEEN
     if not names_winner:
         return Kind.ABOVE if mean > 0 else Kind.BELOW
-    if standing is Standing.NO_INTERVAL:
+    if standing in (Standing.FEW_SEEDS, Standing.EQUAL_DIFFERENCES):
         return Kind.AHEAD if measure.side * mean > 0 else Kind.BEHIND
     return Kind.BETTER if standing is Standing.BETTER else Kind.WORSE
 
 
-def _choose_basis(difference: Difference, kind: Kind, measure: Measure) -> Basis:
+def _choose_basis(difference: Difference, kind: Kind) -> Basis:
     """Returns what a comparison rests on."""
-    standing = results.classify_difference(difference, measure)
-    if kind is not Kind.EQUAL and standing is not Standing.NO_INTERVAL:
+    if kind is not Kind.EQUAL and difference.low is not None:
         return Basis.INTERVAL
     if not difference.same_sign:
         return Basis.MEAN

@@ -143,7 +143,10 @@ def format_share(share: float) -> str:
     divisor = round(1 / share)
     if divisor >= 2 and abs(1 / share - divisor) <= 0.01 * divisor:
         return f"1/{divisor:,}"
-    return f"about 1/{divisor:,}" if divisor >= 10 else f"{100 * share:.0f} %"
+    if divisor >= 10:
+        return f"about 1/{divisor:,}"
+    # Less is not all.
+    return "over 99 %" if share > 0.99 else f"{100 * share:.0f} %"
 
 
 def format_bandwidth(bytes_per_second: float) -> str:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from experiments.study.runs import Tuning
 from experiments.study.statistics import (
     LEVEL,
+    MIN_SEEDS,
     ROUNDING,
     Band,
     Difference,
@@ -52,14 +53,20 @@ class Standing(StrEnum):
     NOT_AFTER_CORRECTION = "not_after_correction"  # seen alone, but not among all
     AT_EDGE = "at_edge"  # worse, but its best value is at an end of the range tried
     NOT_SEEN = "not_seen"
-    NO_INTERVAL = "no_interval"
+    EQUAL_DIFFERENCES = "equal_differences"  # which have no interval
+    FEW_SEEDS = "few_seeds"
+    NO_COMMON_SEED = "no_common_seed"
     NO_RESULT = "no_result"
 
 
 def classify_difference(difference: Difference | None, measure: Measure) -> Standing:
     """Returns how a row compares with the best one, or with the baseline."""
-    if difference is None or difference.low is None or difference.high is None:
-        return Standing.NO_INTERVAL
+    if difference is None:
+        return Standing.NO_COMMON_SEED
+    if difference.low is None or difference.high is None:
+        if difference.count < MIN_SEEDS:
+            return Standing.FEW_SEEDS
+        return Standing.EQUAL_DIFFERENCES
     if difference.low <= 0 <= difference.high:
         return Standing.NOT_SEEN
     if difference.p is not None and difference.p >= LEVEL:
@@ -223,7 +230,9 @@ class Ranking(NamedTuple):
             Standing.BETTER,
             Standing.NOT_AFTER_CORRECTION,
             Standing.NOT_SEEN,
-            Standing.NO_INTERVAL,
+            Standing.EQUAL_DIFFERENCES,
+            Standing.FEW_SEEDS,
+            Standing.NO_COMMON_SEED,
         ):
             rows += self.standings[standing]
         return rows

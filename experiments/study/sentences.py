@@ -206,16 +206,24 @@ def _lead_ranking(ranking: Ranking, measure: Measure) -> str:
     num_best = len(ties)
     best = _row_labels(ties)
     # All comparisons are paired: if one has too few seeds, the line must say so.
-    if standings[Standing.NO_INTERVAL]:
+    if standings[Standing.NO_COMMON_SEED]:
+        return say_counted(
+            "lead.no_common_seed",
+            num_best,
+            best=best,
+            top=top.label,
+            other=_row_labels(standings[Standing.NO_COMMON_SEED]),
+        )
+    if standings[Standing.FEW_SEEDS]:
         seeds = min(
             len(top.final.keys() & row.final.keys())
-            for row in standings[Standing.NO_INTERVAL]
+            for row in standings[Standing.FEW_SEEDS]
         )
-        if seeds >= MIN_SEEDS:
-            return say_counted("lead.equal_differences", num_best, best=best)
         if seeds == 1:
             return say_counted("lead.one_seed", num_best, best=best)
         return say_counted("lead.few_seeds", num_best, best=best, seeds=seeds)
+    if standings[Standing.EQUAL_DIFFERENCES]:
+        return say_counted("lead.equal_differences", num_best, best=best)
     losses = describe_losses(top)
     if losses:
         return say_counted("lead.lost", num_best, best=best, lost=losses, top=top.label)

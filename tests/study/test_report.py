@@ -439,6 +439,14 @@ def test_a_measure_below_0_throughout_is_not_said_to_be_cut_off():
     assert plot.note == ""
 
 
+def test_a_target_of_0_is_drawn():
+    report = made_up()._replace(networks=[], measure=LOSS, target=0.0)
+    for curve in range(len(ALGORITHMS)):
+        losses = np.linspace(1.0, -0.5, 20).tolist()
+        report = replaced(report, "test_loss", losses, curve)
+    assert plotted(report)["test-loss-by-steps"].target == (0.0, "target 0")
+
+
 def test_every_view_of_a_metric_has_the_same_axis(usual):
     views = [x for name, x in usual.items() if name.startswith("test-accuracy-by")]
     assert len({figure.axes[0].get_ylim() for figure in views}) == 1 < len(views)
