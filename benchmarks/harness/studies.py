@@ -165,7 +165,7 @@ def make_report(config: StudyConfig, final_lines: Lines, curve_lines: Lines) -> 
     has_baseline = config.baseline is not None
     rows, sentences = compare_rows(
         rows,
-        config.compared_to,
+        config.baseline_label,
         measure,
         names_winner=True,
         has_baseline=has_baseline,
@@ -180,7 +180,7 @@ def make_report(config: StudyConfig, final_lines: Lines, curve_lines: Lines) -> 
         title=make_title(labels, config.task),
         sentences=sentences,
         measure=measure,
-        baseline=config.compared_to,
+        baseline=config.baseline_label,
         rows=rows,
         curves=curves,
         networks=list(config.networks),

@@ -161,7 +161,7 @@ class AimConfig:
             task=self.task,
             shared=self.shared,
             own_names=SETTINGS,
-            taken=REFUSED_FLAGS,
+            refused=REFUSED_FLAGS,
             added=(),
         )
 
@@ -185,7 +185,7 @@ class AimConfig:
                 VariantWords(label=BASELINE, algo=BASELINE),
                 task=self.task,
                 shared=self.shared,
-                taken=REFUSED_FLAGS,
+                refused=REFUSED_FLAGS,
                 added=(),
             )
             algorithms = (*algorithms, baseline)

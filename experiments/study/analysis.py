@@ -68,7 +68,7 @@ def make_report(
     rate_terms = compare_rates(config, rows)
     rows, comparison_sentences = compare_rows(
         rows,
-        config.compared_to,
+        config.baseline_label,
         measure,
         names_winner=rate_terms.terms != ONE_NOMINAL,
         has_baseline=config.baseline is not None,
@@ -89,7 +89,7 @@ def make_report(
     labels = [variant.label for variant in config.variants]
     draft = Report(
         measure=measure,
-        baseline=config.compared_to,
+        baseline=config.baseline_label,
         rows=rows,
         rankings=rank_rows(rows, measure),
         terms=rate_terms.terms,

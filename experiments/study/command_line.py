@@ -70,13 +70,13 @@ class VariantWords(NamedTuple):
     @property
     def own_names(self) -> list[str]:
         """The parameters that its own flags set."""
-        return _names_of(flag_groups(self.words))
+        return _list_names(flag_groups(self.words))
 
     @property
     def parameters(self) -> frozenset[str]:
         """The parameters that are set, swept or tuned for its runs."""
         varied_names = [axis.flag for axis in (*self.tuned, *self.swept)]
-        return frozenset([*_names_of(flag_groups(self.argv)), *varied_names])
+        return frozenset([*_list_names(flag_groups(self.argv)), *varied_names])
 
     def parse(self) -> Variant:
         """Parses the flags of its runs, at the first value of the sweep.
@@ -108,7 +108,7 @@ def parse_variants(
     own_names: Collection[str],
     tuned: Sequence[Axis] = (),
     swept: Sequence[Axis] = (),
-    taken: Mapping[str, str] = REFUSED_FLAGS,
+    refused: Mapping[str, str] = REFUSED_FLAGS,
     added: Words = ADDED,
 ) -> tuple[VariantWords, ...]:
     """Reads the algorithms of a command, with the flags that their runs accept.
@@ -120,7 +120,7 @@ def parse_variants(
         own_names: the command's own parameters, suggested for a misspelt flag.
         tuned: the tuned axes.
         swept: the axis of the sweep, if there is one.
-        taken: parameters that cannot be set for runs, and what to use instead.
+        refused: parameters that cannot be set for runs, and what to use instead.
         added: flags that all runs get.
 
     Raises:
@@ -134,17 +134,17 @@ def parse_variants(
             shared=shared,
             tuned=tuned,
             swept=swept,
-            taken=taken,
+            refused=refused,
             added=added,
         )
         for algorithm in algorithms
     )
     check_flags(
         variants,
-        shared_names=_names_of(shared),
+        shared_names=_list_names(shared),
         axes=[*tuned, *swept],
         own_names=own_names,
-        taken=taken,
+        refused=refused,
     )
     return variants
 
@@ -156,7 +156,7 @@ def complete_variant(
     shared: Sequence[Words],
     tuned: Sequence[Axis] = (),
     swept: Sequence[Axis] = (),
-    taken: Mapping[str, str] = REFUSED_FLAGS,
+    refused: Mapping[str, str] = REFUSED_FLAGS,
     added: Words = ADDED,
 ) -> VariantWords:
     """Gives an algorithm those of the shared flags and axes that its runs accept.
@@ -165,7 +165,7 @@ def complete_variant(
     """
     variant = algorithm._replace(task=task)
     own_factories = variant.objects.describe_both(variant.algo, task)
-    readers = find_readers(own_factories, taken)
+    readers = find_readers(own_factories, refused)
     first_words = ("--algo", variant.algo, "--task", task, *added)
     shared_words = [x for x in shared if parameter(x[0]) in readers]
     return variant._replace(
@@ -186,20 +186,22 @@ def choose_axes(axes: Sequence[Axis], readers: Readers) -> list[Axis]:
 
 
 def find_readers(
-    own_factories: Sequence[Factory], taken: Mapping[str, str] = REFUSED_FLAGS
+    own_factories: Sequence[Factory], refused: Mapping[str, str] = REFUSED_FLAGS
 ) -> Readers:
     """Returns a reader for each parameter that a study may set for runs.
 
     Args:
         own_factories: the algorithm and the task of the runs.
-        taken: parameters that cannot be set for runs.
+        refused: parameters that cannot be set for runs.
     """
     readers = {name: setting.read for name, setting in SETTINGS.items()}
     for factory in own_factories:
         for name, own_parameter in factory.flags.items():
             readers[name] = flag_kind(own_parameter).get("type")
     return {
-        name: reader or _SWITCH for name, reader in readers.items() if name not in taken
+        name: reader or _SWITCH
+        for name, reader in readers.items()
+        if name not in refused
     }
 
 
@@ -209,7 +211,7 @@ def check_flags(
     shared_names: Sequence[str],
     axes: Sequence[Axis],
     own_names: Collection[str],
-    taken: Mapping[str, str] = REFUSED_FLAGS,
+    refused: Mapping[str, str] = REFUSED_FLAGS,
 ) -> None:
     """Raises a BadRequest for a flag that no variant has, or that is given twice.
 
@@ -218,7 +220,7 @@ def check_flags(
         shared_names: the parameters with one value for all runs.
         axes: the swept and tuned axes.
         own_names: the command's own parameters, suggested for a misspelt flag.
-        taken: parameters that cannot be set for runs, and what to use instead.
+        refused: parameters that cannot be set for runs, and what to use instead.
     """
     variant_names: list[str] = []
     possible_names: set[str] = set()
@@ -234,8 +236,8 @@ def check_flags(
             absent_names += [x for x in axis.flags if flags.find_owners(ALGORITHM, x)]
     for name in (*shared_names, *varied_names, *variant_names):
         flag = flag_name(name)
-        if name in taken:
-            raise BadRequest(f"{flag} is for single runs: use {taken[name]}")
+        if name in refused:
+            raise BadRequest(f"{flag} is for single runs: use {refused[name]}")
         # Each variant's own flags are checked as those of a run.
         if name not in (*possible_names, *absent_names, *variant_names):
             raise unknown_flag(name, variants, [*possible_names, *own_names])
@@ -325,7 +327,7 @@ def _read_algorithm(words: Sequence[str]) -> VariantWords:
     return VariantWords(label or " ".join([name, *own_words]), name, own_words)
 
 
-def _names_of(groups: Iterable[Words]) -> list[str]:
+def _list_names(groups: Iterable[Words]) -> list[str]:
     """Returns the parameters that flags set."""
     return [parameter(flag) for flag, *_ in groups]
 
@@ -409,9 +411,9 @@ def list_axis(flag: str, name: str, values: Sequence[str]) -> Axis:
 def _read_range(text: str) -> tuple[tuple[float, float, bool], int, int, int]:
     """Reads the ends, the spacing, and the numbers of values, near ones and seeds."""
     parts = text.split(":")
-    number, plus, more = parts[-1].partition("+")
-    more, times, seeds = more.partition("x")
-    words = (*parts[:-1], number, more if plus else "0", seeds if times else "0")
+    number, plus, near_text = parts[-1].partition("+")
+    near_count, times, seeds = near_text.partition("x")
+    words = (*parts[:-1], number, near_count if plus else "0", seeds if times else "0")
     match [literal(word) for word in words]:
         case [
             int() | float() as low,

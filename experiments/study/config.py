@@ -206,7 +206,7 @@ class StudyConfig(StudyFlags):
         return tuple(dict.fromkeys(map(network.parse, self.network or network.PRESETS)))
 
     @property
-    def compared_to(self) -> str:
+    def baseline_label(self) -> str:
         """The label of the baseline."""
         return self.baseline or self.variants[0].label
 
@@ -338,7 +338,7 @@ def check(study: StudyConfig) -> None:
         raise BadRequest(line)
     with refusing():
         labels = [variant.label for variant in study.variants]
-        checks.one_of("--baseline", study.compared_to, labels)
+        checks.one_of("--baseline", study.baseline_label, labels)
         _ = study.networks
     _check_runs(study)
 

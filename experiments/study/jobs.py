@@ -42,7 +42,7 @@ from experiments.study.making import (
     StudyProgress,
     StudyQueue,
 )
-from experiments.study.own_workers import HERE, OwnWorkers
+from experiments.study.own_workers import LOCALHOST, OwnWorkers
 from experiments.study.runs import is_done
 from experiments.training.config import RunConfig
 from experiments.training.machine import environment, threads
@@ -71,12 +71,12 @@ class Job:
     Attributes:
         run: the run.
         future: its Dask task.
-        moved: the time of its last step.
+        step_time: the time of its last step.
     """
 
     run: Missing
     future: "Future"
-    moved: float = field(default_factory=time.monotonic)
+    step_time: float = field(default_factory=time.monotonic)
 
 
 def make(
@@ -126,7 +126,7 @@ def _order(config: StudyConfig, plan: StudyQueue) -> worker.Order:
     environ = job_environment(config.devices_per_job)
     environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "")
     folder = config.folder.absolute()
-    first = plan.planned[0]
+    run_set = plan.planned[0]
     return {
         "folder": str(folder),
         "holder": (folder / lock.NAME).read_text(),
@@ -136,15 +136,17 @@ def _order(config: StudyConfig, plan: StudyQueue) -> worker.Order:
         "settings": {name: getattr(jax.config, name) for name in SETTINGS},
         "factories": config.factories,
         "facts": worker.facts(config.factories, environ),
-        "first": _plain(first.make_config(first.seeds[0])),
-        "objects": pickle.dumps(first.variant.objects),
+        "first": _list_fields(run_set.make_config(run_set.seeds[0])),
+        "objects": pickle.dumps(run_set.variant.objects),
     }
 
 
-def _plain(config: RunConfig) -> dict[str, Any]:
-    """Returns the fields of a config, as values of the standard library."""
-    fields = vars(config).items()
-    return {name: dict(x) if isinstance(x, Mapping) else x for name, x in fields}
+def _list_fields(config: RunConfig) -> dict[str, Any]:
+    """Returns the fields of a config, which a task must not name: see `_submit`."""
+    fields: dict[str, Any] = {}
+    for name, value in vars(config).items():
+        fields[name] = dict(value) if isinstance(value, Mapping) else value
+    return fields
 
 
 class Cluster(NamedTuple):
@@ -176,7 +178,7 @@ class Jobs:
         self._plan = bar.plan
         self._bar = bar
         self._checks = dict[str, Any]()  # futures, by the address of their worker
-        self._last = dict[str, int]()  # the number of each worker's last run
+        self._last_numbers = dict[str, int]()  # of each worker's last run
         self._jobs = dict[str, Job]()  # by the address of their worker
         self._losses = Counter[Path]()
         self._idle_since = time.monotonic()
@@ -194,7 +196,7 @@ class Jobs:
             if job.future.done() or address not in fit:
                 self._end(address, self._jobs.pop(address))
         for address in sorted(fit - self._jobs.keys()):
-            run = self._plan.take(self._last.get(address))
+            run = self._plan.take(self._last_numbers.get(address))
             if run:
                 self._begin(address, run)
         self._tell_silence()
@@ -221,33 +223,48 @@ class Jobs:
     def _fit(self, present: set[str]) -> set[str]:
         """Has new workers check themselves; returns those that can make runs."""
         # A worker may come back at its address, with other code.
-        self._checks = {
-            x: self._checks.get(x) or self._submit(x, worker.check) for x in present
-        }
-        unfit = {x: y for x, y in self._checks.items() if y.status == "error"}
-        for address, check in unfit.items():
+        checks: dict[str, Any] = {}
+        for address in present:
+            check = self._checks.get(address)
+            checks[address] = check or self._submit(address, worker.check)
+        self._checks = checks
+        fit: set[str] = set()
+        for address, check in checks.items():
+            if check.status == "finished":
+                fit.add(address)
+            if check.status != "error":
+                continue
             line = making.describe_error(check.exception()).line
             if self._client.cluster is not None:  # no other worker will come
                 raise BadRequest(line)
             self._bar.say_once(f"the Dask worker {address} is refused: {line}")
-        return {x for x, check in self._checks.items() if check.status == "finished"}
+        return fit
 
-    def _submit(self, address: str, function: Callable, *given: Any) -> Any:
+    def _submit(self, address: str, function: Callable, *arguments: Any) -> Any:
         """Starts a task that calls a function of `worker` on a worker."""
         place = {"workers": [address], "pure": False}
         # A worker ends if it cannot import what a task names. So tasks name only the
         # standard library, which then imports our code, or raises an error.
         name = f"{function.__module__}:{function.__name__}"
-        found = self._client.submit(pkgutil.resolve_name, name, **place)
-        return self._client.submit(operator.call, found, self._order, *given, **place)
+        resolved = self._client.submit(pkgutil.resolve_name, name, **place)
+        return self._client.submit(
+            operator.call, resolved, self._order, *arguments, **place
+        )
 
     def _begin(self, address: str, run: Missing) -> None:
         """Has a worker execute a run."""
         objects = pickle.dumps(run.runs.variant.objects)
-        given = run.number, _plain(run.config), str(run.folder.absolute()), objects
-        self._jobs[address] = Job(run, self._submit(address, worker.make_run, *given))
+        future = self._submit(
+            address,
+            worker.make_run,
+            run.number,
+            _list_fields(run.config),
+            str(run.folder.absolute()),
+            objects,
+        )
+        self._jobs[address] = Job(run, future)
         self._bar.begin(run)
-        self._last[address] = run.number
+        self._last_numbers[address] = run.number
 
     def _listen(self) -> None:
         """Shows the steps that the workers have told."""
@@ -256,7 +273,7 @@ class Jobs:
             _, (key, news) = self._inbox.get()
             job = jobs.get(key)
             if job:
-                job.moved = time.monotonic()
+                job.step_time = time.monotonic()
                 self._bar.show(job.run, news)
 
     def _end(self, address: str, job: Job) -> None:
@@ -279,17 +296,17 @@ class Jobs:
 
     def _tell_silence(self) -> None:
         """Names runs that take no step, and tells that there is no worker."""
-        now = time.monotonic()
+        current_time = time.monotonic()
         for address, job in self._jobs.items():
-            if now - job.moved > SILENCE:
-                job.moved = math.inf  # said once, until its next step
+            if current_time - job.step_time > SILENCE:
+                job.step_time = math.inf  # said once, until its next step
                 self._bar.say(
                     f"{job.run.name}: no step for {SILENCE:g} s on the Dask worker "
                     f"{address}: it compiles, is busy or hangs"
                 )
         if self._jobs:
-            self._idle_since = now
-        elif now - self._idle_since > SILENCE:
+            self._idle_since = current_time
+        elif current_time - self._idle_since > SILENCE:
             self._idle_since = math.inf  # said once, until there is a run
             self._bar.say("no Dask worker is available: waiting for one")
 
@@ -455,10 +472,10 @@ def _own_cluster(jobs: int) -> Iterator[Cluster]:
     """Yields a cluster of this command."""
     from distributed import Client, LocalCluster
 
-    own: Any = LocalCluster(
+    local_cluster: Any = LocalCluster(
         n_workers=0,
-        host=HERE,
-        dashboard_address=f"{HERE}:0",
+        host=LOCALHOST,
+        dashboard_address=f"{LOCALHOST}:0",
         # `OwnWorkers` notices workers that are silent. Dask would take them all for
         # silent once this command, which holds the scheduler, was stopped for a while.
         scheduler_kwargs={"worker_ttl": YEAR},
@@ -466,10 +483,10 @@ def _own_cluster(jobs: int) -> Iterator[Cluster]:
     )
     # The workers end before their scratch folder goes, and the scheduler.
     with (
-        own,
+        local_cluster,
         TemporaryDirectory() as scratch,
-        closing(OwnWorkers(own.scheduler, scratch)) as workers,
-        Client(own, set_as_default=False) as client,
+        closing(OwnWorkers(local_cluster.scheduler, scratch)) as workers,
+        Client(local_cluster, set_as_default=False) as client,
     ):
         for _ in range(jobs):
             workers.start()

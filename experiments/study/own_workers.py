@@ -14,15 +14,17 @@ from typing import Any
 from experiments.command import stopping
 from experiments.command.errors import BadRequest, MayPass
 
-HERE = "127.0.0.1"
-FLAGS = f"--nthreads 1 --no-nanny --memory-limit 0 --death-timeout 60 --host {HERE}"
-FLAGS += f" --dashboard-address {HERE}:0"
+LOCALHOST = "127.0.0.1"
+FLAGS = (
+    f"--nthreads 1 --no-nanny --memory-limit 0 --death-timeout 60 --host {LOCALHOST}"
+)
+FLAGS += f" --dashboard-address {LOCALHOST}:0"
 
 # Seconds until a worker is lost.
 STOPPED_FOR = 10.0  # as by SIGSTOP
 # A worker that holds Python's lock, as some reads of large files do, is silent, too.
 SILENT_FOR = 300.0
-LONGEST_STEP = 1.0  # the most that counts between two looks
+MAX_SECONDS_BETWEEN_LOOKS = 1.0  # the most that counts between two looks
 
 
 @dataclass(eq=False)
@@ -32,7 +34,7 @@ class _Worker:
     Attributes:
         name: its name in Dask.
         process: its process.
-        last_seen: the time of its last heartbeat; None before the first.
+        heartbeat: the time of its last heartbeat; None before the first.
         silent_seconds: the time since then.
         stopped_seconds: the time since a signal stopped its process.
         is_fit: whether it has ever been able to make runs.
@@ -40,7 +42,7 @@ class _Worker:
 
     name: str
     process: subprocess.Popen
-    last_seen: float | None = None
+    heartbeat: float | None = None
     silent_seconds: float = 0.0
     stopped_seconds: float = 0.0
     is_fit: bool = False
@@ -66,7 +68,7 @@ class OwnWorkers:
         self._folder = folder
         self._workers = list[_Worker]()
         self._num_started = 0
-        self._looked_at = time.monotonic()
+        self._last_look = time.monotonic()
 
     def start(self) -> None:
         """Starts one more worker as a user does."""
@@ -109,15 +111,15 @@ class OwnWorkers:
             MayPass: none is left, but another attempt may succeed.
             BadRequest: all have ended by themselves before they could make runs.
         """
-        now = time.monotonic()
+        current_time = time.monotonic()
         # Time in which this command itself was stopped says nothing of its workers.
-        seconds = min(now - self._looked_at, LONGEST_STEP)
-        self._looked_at = now
+        seconds = min(current_time - self._last_look, MAX_SECONDS_BETWEEN_LOOKS)
+        self._last_look = current_time
         states = {state.name: state for state in [*self._scheduler.workers.values()]}
         for worker in [*self._workers]:
             state = states.get(worker.name)
-            if state is not None and state.last_seen != worker.last_seen:
-                worker.last_seen = state.last_seen
+            if state is not None and state.last_seen != worker.heartbeat:
+                worker.heartbeat = state.last_seen
                 worker.silent_seconds = 0.0
             else:
                 worker.silent_seconds += seconds
@@ -152,8 +154,8 @@ class OwnWorkers:
         else:
             raise BadRequest(
                 f"no Dask worker of --jobs is left: the last {loss} before its first "
-                f"run: run python -m dask worker tcp://{HERE}:1 --death-timeout 1 to "
-                "see why, or leave out --jobs"
+                f"run: run python -m dask worker tcp://{LOCALHOST}:1 --death-timeout 1 "
+                "to see why, or leave out --jobs"
             )
 
 

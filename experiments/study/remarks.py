@@ -16,7 +16,7 @@ from experiments.study.results import Report
 from experiments.study.runs import RunSet, Tuning
 from experiments.study.sentences import describe_losses, say, say_counted
 from experiments.study.statistics import MIN_SEEDS
-from experiments.study.variants import name_at
+from experiments.study.variants import variant_name
 
 
 def write_remarks(
@@ -103,7 +103,7 @@ def _remark_missing(config: StudyConfig, run_sets: Sequence[RunSet]) -> Iterator
     for variant in config.variants:
         for point in config.points[variant.label]:
             if (variant.label, point) not in reported:
-                absent_names.append(name_at(variant.label, point))
+                absent_names.append(variant_name(variant.label, point))
     if absent_names:
         yield say("remark.no_runs", names=", ".join(absent_names))
 
@@ -115,7 +115,7 @@ def _remark_tuning(
     at_edge = [tuning for tuning in tunings if tuning.at_edge]
     edges = group_by(at_edge, lambda tuning: (tuning.flag, tuning.chosen))
     for (flag, chosen), edge_tunings in edges.items():
-        names = [name_at(tuning.label, tuning.point) for tuning in edge_tunings]
+        names = [variant_name(tuning.label, tuning.point) for tuning in edge_tunings]
         yield say("remark.edge", names=", ".join(names), flag=flag, chosen=chosen)
     trial_counts = sorted({len(run_set.trials) for run_set in run_sets})
     if len(trial_counts) > 1:

@@ -14,7 +14,7 @@ from experiments.study.statistics import (
     Measure,
     Spread,
 )
-from experiments.study.variants import name_at
+from experiments.study.variants import variant_name
 from syncalgos.network import Network
 
 # The terms of a comparison whose learning rates were not tuned.
@@ -192,7 +192,7 @@ class Row(NamedTuple):
     @property
     def name(self) -> str:
         """The variant, and the value of the sweep if there is one."""
-        return name_at(self.label, self.point)
+        return variant_name(self.label, self.point)
 
     @property
     def has_edge_rate(self) -> bool:

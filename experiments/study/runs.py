@@ -26,7 +26,7 @@ from experiments.study.variants import (
     at,
     combinations,
     format_values,
-    name_at,
+    variant_name,
 )
 from experiments.tasks.task import Data
 from experiments.training import run_folder
@@ -76,7 +76,7 @@ class RunSet(NamedTuple):
     @property
     def name(self) -> str:
         """The variant, and the value of the sweep if there is one."""
-        return name_at(self.variant.label, self.point)
+        return variant_name(self.variant.label, self.point)
 
     @property
     def trial(self) -> str:

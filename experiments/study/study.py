@@ -241,7 +241,7 @@ def _can_report(config: StudyConfig, plan: StudyQueue, runs: Sequence[RunSet]) -
         "them again. To run only the first of them: "
         f"{command(first_run, config.devices_per_job)}"
     )
-    baseline = config.compared_to
+    baseline = config.baseline_label
     points = {run_set.point for run_set in runs}
     baseline_points = {
         run_set.point for run_set in runs if run_set.variant.label == baseline

@@ -278,6 +278,6 @@ def format_values(values: Mapping[str, str]) -> str:
     return ",".join(f"{flag}={value}" for flag, value in values.items())
 
 
-def name_at(label: str, point: str) -> str:
+def variant_name(label: str, point: str) -> str:
     """Returns a label and the value of a sweep, if there is one."""
     return f"{label} at {point}" if point else label

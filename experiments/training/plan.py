@@ -5,8 +5,9 @@ algorithm with the additions of common flags), and the engine that trains with t
 """
 
 import inspect
+import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -79,7 +80,7 @@ class Varied(NamedTuple):
     fields: Sequence[str] = ()
     arguments: Sequence[str] = ()
 
-    def of(self, config: Settings) -> Numbers:
+    def select(self, config: Settings) -> Numbers:
         """Returns their values, except those of None."""
         numbers: dict[str, Any] = {}
         for name in self.fields:
@@ -145,8 +146,8 @@ class Programs:
 
     def serve(self, settings: Settings, objects: Objects = NO_OBJECTS) -> bool:
         """Whether a run with other settings can use these programs."""
-        same = _structure(self.settings, self.varied, objects)
-        return same == _structure(settings, self.varied, objects)
+        structure = _structure(self.settings, self.varied, objects)
+        return structure == _structure(settings, self.varied, objects)
 
 
 class Plan(NamedTuple):
@@ -207,11 +208,11 @@ def make_plan(
     _check_plateau(settings, method.strategy)
     if programs is None or not programs.serve(settings, objects):
         varied = find_varied(settings, objects)
-        numbers = varied.of(settings)
+        numbers = varied.select(settings)
         _check_varied(settings, make, task, objects, numbers)
         trainer = make_trainer(settings, task, make, numbers, method, devices)
         programs = Programs(settings, varied, task, make, trainer)
-    numbers = programs.varied.of(settings)
+    numbers = programs.varied.select(settings)
     return Plan(settings, numbers, method, programs, objects)
 
 
@@ -268,12 +269,10 @@ def make_method(
     strategy = algorithm
     if task.tables is not None and task.kept == "shared":
         # Shared tables lie beside the algorithm, and are updated at every step.
-        names = task.tables.names
-        each = syncalgos.reduce_with(_row_sparse(config, task.tables))
-        algorithm = syncalgos.masked(
-            algorithm, jax.tree.map(lambda name: not name, names)
-        )
-        tables = syncalgos.masked(each, jax.tree.map(bool, names))
+        are_tables = jax.tree.map(bool, task.tables.names)
+        table_reduction = syncalgos.reduce_with(_row_sparse(config, task.tables))
+        algorithm = syncalgos.masked(algorithm, jax.tree.map(operator.not_, are_tables))
+        tables = syncalgos.masked(table_reduction, are_tables)
         strategy = syncalgos.chain(tables, algorithm)
     # From the inside out: actions at syncs are part of the algorithm, and a synchronous
     # start precedes all of it.
@@ -341,11 +340,12 @@ def make_algorithm(
     )
 
 
-def _check_strategy(made: Any) -> None:
+def _check_strategy(strategy: Any) -> None:
     """Raises a ValueError unless a factory has made a strategy."""
-    if not isinstance(made, Strategy):
+    if not isinstance(strategy, Strategy):
         raise ValueError(
-            f"the factory must return a syncalgos.Strategy, got {checks.shown(made)}"
+            "the factory must return a syncalgos.Strategy, got "
+            f"{checks.shown(strategy)}"
         )
 
 
@@ -381,9 +381,10 @@ def _rows_of_a_step(config: Settings, plain: Strategy, task: Task) -> Reducer:
 def _row_sparse(config: Settings, tables: Tables) -> Reducer:
     """Makes the reducer for the rows that all microbatches of a step touch."""
     examples = config.batch_size // config.workers // config.accumulate
-    each = tables.rows(examples)
-    rows = {name: config.accumulate * count for name, count in each.items()}
-    return row_sparse(rows, tables=tables.names)
+    rows_by_table: dict[str, int] = {}
+    for name, rows_of_microbatch in tables.rows(examples).items():
+        rows_by_table[name] = config.accumulate * rows_of_microbatch
+    return row_sparse(rows_by_table, tables=tables.names)
 
 
 def find_varied(config: Settings, objects: Objects = NO_OBJECTS) -> Varied:
@@ -466,7 +467,7 @@ def _structure(
     config: Settings, varied: Varied, objects: Objects = NO_OBJECTS
 ) -> dict[str, Any]:
     """Returns all settings that a run's programs depend on, except for data."""
-    numbers = varied.of(config)
+    numbers = varied.select(config)
     free_names = {*numbers, "validation", "seed", "init_from"}
     names = [x.parameter for x in SETTINGS.values() if x.scope != "process"]
     structure = {x: getattr(config, x) for x in names if x not in free_names}
@@ -499,14 +500,14 @@ def _check_mesh(c: Settings, task: Task) -> None:
         return
     check_axes(c.task, task, c.mesh)
     # The engine would refuse it only after it has read a batch.
-    each = c.batch_size // c.workers // c.accumulate
+    examples = c.batch_size // c.workers // c.accumulate
     unit = batch_unit(c)
     if c.batch_size % unit:
         parts = unit // c.workers // c.accumulate
         raise ValueError(
-            f"--mesh: {each} examples do not divide over {parts} parts of a worker's "
-            f"devices: use a --batch-size that is a multiple of {unit}, such as "
-            f"{nearest_multiple(c.batch_size, unit)}"
+            f"--mesh: {examples} examples do not divide over {parts} parts of a "
+            f"worker's devices: use a --batch-size that is a multiple of {unit}, such "
+            f"as {nearest_multiple(c.batch_size, unit)}"
         )
 
 
@@ -556,27 +557,27 @@ def make_trainer(
         method: the method of these numbers.
         devices: the devices; None means the config's.
     """
-    method_of = _remembering(lambda given: make(config.at(given)), numbers, method)
-    given = config.devices if devices is None else devices
+    methods = _Methods(lambda changed: make(config.at(changed)), numbers, method)
+    if devices is None:
+        devices = config.devices
     # Sharded rows are not replicas: the engine hides them from the strategy.
     tables = None
     if task.tables is not None and task.kept == "sharded":
         tables = jax.tree.map(bool, task.tables.names)
+    placement = Placement(devices=None if devices is None else [*devices])
     mesh = config.mesh
     rule = task.shardings
-    placement = Placement(
-        devices=None if given is None else [*given],
-        mesh=None if mesh is None else dict(mesh),
-        batch_axes=None if mesh is None else batch_axes(mesh),
-        shardings=None
-        if mesh is None or rule is None
-        else lambda path, shape: rule(path, shape, mesh),
-    )
+    if mesh is not None:
+        placement = replace(placement, mesh=dict(mesh), batch_axes=batch_axes(mesh))
+        if rule is not None:
+            placement = replace(
+                placement, shardings=lambda path, shape: rule(path, shape, mesh)
+            )
     train_loss, eval_loss = losses(task)
     return DataParallel(
         train_loss,
-        lambda numbers: method_of(numbers).optimizer,
-        lambda numbers: method_of(numbers).strategy,
+        lambda numbers: methods.find(numbers).optimizer,
+        lambda numbers: methods.find(numbers).strategy,
         workers=config.workers,
         backend=config.backend,
         eval_loss=eval_loss,
@@ -588,24 +589,31 @@ def make_trainer(
     )
 
 
-def _remembering(
-    make: Callable[[Numbers], Method], numbers: Numbers, made: Method
-) -> Callable[[Numbers], Method]:
-    """Returns `make`, which remembers the last method; at first `made`.
+class _Methods:
+    """Makes methods of numbers, and remembers the last one.
 
     The engine asks for the optimizer and for the strategy of the same numbers.
+
+    Args:
+        make: makes a method.
+        numbers: the first numbers.
+        method: their method.
     """
-    last = jax.tree.leaves(numbers)
 
-    def method_of(numbers: Numbers) -> Method:
-        nonlocal last, made
-        given = jax.tree.leaves(numbers)
-        if not all(map(_is_same, given, last)):
-            last = given
-            made = make(numbers)
-        return made
+    def __init__(
+        self, make: Callable[[Numbers], Method], numbers: Numbers, method: Method
+    ):
+        self._make = make
+        self._values = jax.tree.leaves(numbers)
+        self._method = method
 
-    return method_of
+    def find(self, numbers: Numbers) -> Method:
+        """Returns the method of numbers."""
+        values = jax.tree.leaves(numbers)
+        if not all(map(_is_same, values, self._values)):
+            self._values = values
+            self._method = self._make(numbers)
+        return self._method
 
 
 def _is_same(x: Any, y: Any) -> bool:
