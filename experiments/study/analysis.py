@@ -269,7 +269,7 @@ def _step_times(
 ) -> tuple[list[float], str]:
     """Returns the seconds of a worker's local step by run set, and their origin."""
     if step_time is not None:
-        return [step_time for _ in run_sets], "as given"
+        return [step_time for _ in run_sets], say("step_time.given")
     # One time for all algorithms with equal work: on a shared machine their own
     # arithmetic is within the noise.
     times_by_work: dict[str, list[float]] = {}
@@ -282,20 +282,14 @@ def _step_times(
                 times_by_work.setdefault(_work(run_set), []).append(step_seconds)
                 all_times.append(step_seconds)
     if not all_times:
-        return [0.0 for _ in run_sets], "not measured"
+        return [0.0 for _ in run_sets], say("step_time.not_measured")
     seconds = [
         median(times_by_work.get(_work(run_set), all_times)) for run_set in run_sets
     ]
     platform = run_sets[0].first_summary.platform
     if all(_size(run_set.first_summary) == 1 for run_set in run_sets):
-        return seconds, (
-            "the median of runs here with equal models, optimizers and batches, for a "
-            f"worker that has one of these {platform} devices to itself"
-        )
-    return seconds, (
-        "the median of runs here with equal models, optimizers and batches, for a "
-        f"worker that has its own {platform} devices to itself"
-    )
+        return seconds, say("step_time.one_device", platform=platform)
+    return seconds, say("step_time.devices", platform=platform)
 
 
 def _work(run_set: RunSet) -> str:

@@ -43,10 +43,15 @@ def add_unit(text: str, measure: Measure) -> str:
     return f"{text} {measure.unit}".rstrip()
 
 
-def format_spread(spread: Spread | None, measure: Measure) -> str:
+def format_result(row: Row, measure: Measure) -> str:
+    """Returns the measure at the end, or why there is none."""
+    if row.result is not None:
+        return format_spread(row.result, measure)
+    return "all diverged" if row.diverged == row.seeds else "undefined"
+
+
+def format_spread(spread: Spread, measure: Measure) -> str:
     """Returns "97.24 ± 0.12 %"; the mean alone for one seed."""
-    if spread is None:
-        return MISSING
     text = format_value(spread.mean, measure)
     if spread.deviation is not None:  # in the form of the mean
         smallest = 0.01 if abs(spread.mean) < 0.01 else 1e-4

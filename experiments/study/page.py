@@ -165,7 +165,7 @@ def prose(text: str) -> Markup:
 def cells(report: Report, row: Row, *, with_times: bool) -> dict[str, str]:
     """Returns the texts of a row by column, with or without modelled times."""
     row_cells = {"algorithm": row.label, **_sweep_value(report, row)}
-    row_cells[report.measure.name] = _describe_result(report, row)
+    row_cells[report.measure.name] = formats.format_result(row, report.measure)
     row_cells[sentences.difference_heading(report)] = row.comparison.clause
     if any(table_row.comparison.p is not None for table_row in report.rows):
         row_cells[P_VALUE] = sentences.describe_p(row.comparison)
@@ -187,12 +187,6 @@ def _sweep_value(report: Report, row: Row) -> dict[str, str]:
     if not report.sweep:
         return {}
     return {report.sweep: row.point.partition("=")[2]}
-
-
-def _describe_result(report: Report, row: Row) -> str:
-    if row.result:
-        return formats.format_spread(row.result, report.measure)
-    return "all diverged" if row.diverged == row.seeds else "undefined"
 
 
 def _time_cells(report: Report, row: Row) -> dict[str, str]:
