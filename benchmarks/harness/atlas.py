@@ -8,35 +8,96 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from experiments.study.results import Curve, Report, Row, Standing, classify_difference
-from experiments.study.statistics import Measure
+from experiments.study.results import Curve, Report, Row
+from experiments.study.statistics import LEVEL, Measure
+from experiments.study.tuning_noise import probability_below
 
 REFERENCE = "sync_sgd"  # other algorithms' bytes are relative to its bytes
 CLOCK = "model_averaging"  # all have the time of its whole run
 LINKS = {"10gbe": "10 GbE", "two-data-centres": "two data centres", "dsl": "DSL"}
-VERDICTS = {
-    Standing.WORSE: "a loss",
-    Standing.BETTER: "a gain",
-    Standing.EQUAL_DIFFERENCES: "",
-    Standing.FEW_SEEDS: "",
-    Standing.NO_COMMON_SEED: "",
-}
-# "No loss" means that the 95 % interval lies above this difference.
+# "No loss" means that a loss of this size is excluded.
 MARGINS = {"test_accuracy": -0.005, "test_loss": -0.02}
 
 
-def verdict(row: Row, measure: Measure) -> str:
-    """Returns "no loss", "a loss", "a gain" or "not resolved", as the preset says."""
+class _PValues(NamedTuple):
+    """The two-sided p-values of a row, whose intervals include the chance of tuning.
+
+    Attributes:
+        zero: of no difference.
+        margin: of a loss as large as the margin.
+        is_better: whether the difference is a gain.
+    """
+
+    zero: float
+    margin: float
+    is_better: bool
+
+
+def find_verdicts(report: Report) -> dict[str, str]:
+    """Returns "no loss", "a loss", "a gain" or "not resolved" by label.
+
+    Both hypotheses, of no difference and of a loss as large as the margin, are tested
+    on all rows with Holm's correction, by differences that include the chance of
+    tuning. "No loss": a loss of the margin or more is excluded, and no gain is seen. "A
+    loss": the difference is below 0, and such a loss is not excluded. A row with a lost
+    run has no such verdict as "no loss": the run counts as the worst.
+    """
+    baseline = next(row for row in report.rows if row.label == REFERENCE)
+    verdicts = {row.label: "" for row in report.rows}
+    p_by_label: dict[str, _PValues] = {}
+    for row in report.rows:
+        p_values = _find_p_values(row, baseline, report.measure)
+        if row is not baseline and p_values is not None:
+            p_by_label[row.label] = p_values
+    zero = _correct({label: p.zero for label, p in p_by_label.items()})
+    margin = _correct({label: p.margin for label, p in p_by_label.items()})
+    lost_labels = {row.label for row in report.rows if row.diverged}
+    for label, p_values in p_by_label.items():
+        excludes_loss = margin[label] < LEVEL and label not in lost_labels
+        if zero[label] < LEVEL and p_values.is_better:
+            verdicts[label] = "a gain"
+        elif excludes_loss:
+            verdicts[label] = "no loss"
+        elif zero[label] < LEVEL:
+            verdicts[label] = "a loss"
+        else:
+            verdicts[label] = "not resolved"
+    return verdicts
+
+
+def _find_p_values(row: Row, baseline: Row, measure: Measure) -> _PValues | None:
+    """Returns the p-values of a row's difference; None without an interval."""
     difference = row.comparison.difference
-    standing = classify_difference(difference, measure)
-    if difference is None or standing in VERDICTS:
-        return VERDICTS[standing]
-    ends = (difference.low or 0.0, difference.high or 0.0)
-    worse_end = min(measure.side * end for end in ends)
-    return "no loss" if worse_end > MARGINS[measure.key] else "not resolved"
+    if difference is None or difference.low is None:
+        return None
+    shifts = np.zeros(1)
+    if len(row.tuning_shifts) and len(baseline.tuning_shifts):
+        shifts = np.subtract(row.tuning_shifts, baseline.tuning_shifts)
+    below_zero = probability_below(difference, shifts, 0.0)
+    margin = measure.side * MARGINS[measure.key]
+    below_margin = probability_below(difference, shifts, margin)
+    # Of a loss as a measure, what is worse lies above.
+    worse_than_margin = below_margin if measure.side > 0 else 1 - below_margin
+    return _PValues(
+        zero=2 * min(below_zero, 1 - below_zero),
+        margin=min(1.0, 2 * worse_than_margin),
+        is_better=measure.side * difference.mean > 0,
+    )
+
+
+def _correct(p_by_label: Mapping[str, float]) -> dict[str, float]:
+    """Returns p-values corrected for their number, by Holm."""
+    corrected: dict[str, float] = {}
+    least = 0.0
+    ordered = sorted(p_by_label.items(), key=lambda pair: pair[1])
+    for rank, (label, p) in enumerate(ordered):
+        least = max(least, min(1.0, (len(ordered) - rank) * p))
+        corrected[label] = least
+    return corrected
 
 
 def read(folder: Path) -> Mapping[str, Mapping[str, str]]:
@@ -54,6 +115,7 @@ def best_table(report: Report) -> list[str]:
     measure = report.measure
     reference = next(row for row in report.rows if row.label == REFERENCE)
     edges = {(x.label, x.flag) for x in report.tuning if x.at_edge}
+    verdicts = find_verdicts(report)
 
     def cells(row: Row) -> list[str]:
         assert row.result and row.bytes_per_worker and reference.bytes_per_worker
@@ -71,13 +133,23 @@ def best_table(report: Report) -> list[str]:
                 *[_format_value(x or 0.0, measure) for x in numbers]
             )
         final = _format_with_deviation(*row.result[:2], measure)
+        row_verdict = verdicts[row.label]
+        if row.diverged:
+            finished_seeds = row.seeds - row.diverged
+            row_verdict = f"{row_verdict}, {finished_seeds} of {row.seeds} seeds"
+        with_tuning = ""
+        if row.comparison.with_tuning:
+            with_tuning = "[{}, {}]".format(
+                *[_format_value(x, measure) for x in row.comparison.with_tuning]
+            )
         return [
             relative_bytes,
             final,
             difference,
             rate,
             ", ".join(hyperparams),
-            verdict(row, measure),
+            with_tuning,
+            row_verdict,
         ]
 
     heads = [
@@ -87,6 +159,7 @@ def best_table(report: Report) -> list[str]:
         "difference",
         "rate",
         "its own hyperparameter",
+        "with tuning",
         "verdict",
     ]
     rows = [[f"`{row.label}`", *cells(row)] for row in _sort_rows(report)]

@@ -35,6 +35,7 @@ from experiments.study.statistics import (
     Difference,
     Measure,
 )
+from experiments.study.tuning_noise import find_interval
 from experiments.training.summary import Summary
 from syncalgos.network import Network, modelled_seconds
 
@@ -163,7 +164,7 @@ def make_row(run_set: RunSet, measure: Measure, tunings: Sequence[Tuning]) -> Ro
         command=run_set.command,
         final=final,
         at_edge=[tuning.flag for tuning in row_tunings if tuning.at_edge],
-        shortfalls=row_tunings[0].shortfalls if row_tunings else (),
+        tuning_shifts=row_tunings[0].tuning_shifts if row_tunings else (),
     )
 
 
@@ -368,7 +369,10 @@ def compare_rows(
                 comparisons=count,
                 names_winner=names_winner and not loser.at_edge,
             )
-            comparison = comparison._replace(retuned=retuned(row, base, difference))
+            with_tuning = find_interval(
+                difference, row.tuning_shifts, base.tuning_shifts
+            )
+            comparison = comparison._replace(with_tuning=with_tuning)
             compared_row = row._replace(comparison=comparison)
             compared_rows.append(compared_row)
             comparison_sentences.append(sentences.write_comparison(compared_row, base))
@@ -529,41 +533,6 @@ def compare_pairs(
 
 def _pair_key(row: Row, base: Row) -> frozenset[int]:
     return frozenset((id(row), id(base)))
-
-
-def retuned(
-    row: Row, base: Row, difference: Difference | None
-) -> tuple[float, float] | None:
-    """Returns the 95 % interval of a difference that accounts for tuning, too.
-
-    Each draw takes a mean difference from Student's distribution, and adds by how much
-    the settings chosen by other tuning seeds are worse. The chosen setting looks better
-    than it is on the seeds that chose it, so the interval tends to be too wide.
-
-    Args:
-        row: a row.
-        base: the row that it is compared with.
-        difference: their difference, from `paired`.
-
-    Returns:
-        None if a row is not tuned, or has too few tuning seeds or seeds.
-    """
-    if difference is None or difference.low is None or difference.high is None:
-        return None
-    if not (len(row.shortfalls) and len(base.shortfalls)):
-        return None
-    from scipy.special import stdtrit  # what --help must not wait for
-
-    error = (difference.deviation or 0.0) / math.sqrt(difference.count)
-    count = len(row.shortfalls)
-    # One draw from each of equal parts of the distribution: with draws by chance alone,
-    # the interval would be up to 5 % narrower than without the tuning.
-    order = np.random.default_rng(0).permutation(count)
-    deviates = stdtrit(difference.count - 1, (order + 0.5) / count)
-    shortfalls = np.subtract(row.shortfalls, base.shortfalls)
-    draws = difference.mean + error * deviates + shortfalls
-    low, high = np.quantile(draws, [0.025, 0.975], method="hazen")
-    return float(low), float(high)
 
 
 # Learning rates.

@@ -310,9 +310,9 @@ def csv_row(report: Report, row: Row) -> dict[str, Any]:
         "difference_pairs": difference and difference.count,
     }
     if report.tuning:
-        low, high = row.comparison.retuned or (None, None)
-        values["retuned_low"] = low
-        values["retuned_high"] = high
+        low, high = row.comparison.with_tuning or (None, None)
+        values["with_tuning_low"] = low
+        values["with_tuning_high"] = high
     values["verdict"] = row.comparison.clause
     values["p_corrected"] = row.comparison.p
     values["lr"] = row.lr

@@ -46,24 +46,24 @@ def write_remarks(
         yield say("remark.measure", measure=report.measure.name)
     yield from _remark_late_steps(run_sets)
     yield from _remark_bytes(run_sets)
-    retuned = describe_retuned(report)
-    if retuned:
-        yield retuned
+    intervals = describe_with_tuning(report)
+    if intervals:
+        yield intervals
 
 
-def describe_retuned(report: Report) -> str:
+def describe_with_tuning(report: Report) -> str:
     """Returns the intervals that include other tuning seeds; "" if there are none."""
     measure = report.measure
     intervals = []
     for row in report.rows:
-        if row.comparison.retuned:
-            low, high = row.comparison.retuned
+        if row.comparison.with_tuning:
+            low, high = row.comparison.with_tuning
             interval = format_interval(measure.scale * low, measure.scale * high)
             intervals.append(f"{row.name} {interval}")
     if not intervals:
         return ""
     return say(
-        "remark.retuned",
+        "remark.with_tuning",
         baseline=report.baseline,
         unit=measure.difference_unit or measure.name,
         intervals="; ".join(intervals),

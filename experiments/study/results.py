@@ -14,6 +14,7 @@ from experiments.study.statistics import (
     Measure,
     Spread,
 )
+from experiments.study.tuning_noise import TuningInterval
 from experiments.study.variants import variant_name
 from syncalgos.network import Network
 
@@ -119,8 +120,7 @@ class Comparison(NamedTuple):
         basis: what that rests on; None if nothing was compared.
         difference: the difference, paired by seed; None without a common seed.
         comparisons: number of comparisons that its p-value is corrected for.
-        retuned: the interval that also accounts for the noise of tuning; None if
-            unknown.
+        with_tuning: the interval that includes the chance of tuning; None if unknown.
         clause: the comparison in words, such as "better by 0.80 points [0.50, 1.10]".
     """
 
@@ -128,7 +128,7 @@ class Comparison(NamedTuple):
     basis: Basis | None = None
     difference: Difference | None = None
     comparisons: int = 1
-    retuned: tuple[float, float] | None = None
+    with_tuning: TuningInterval | None = None
     clause: str = ""
 
     @property
@@ -163,8 +163,9 @@ class Row(NamedTuple):
         steps_to_target: local steps until the mean reaches the target; None if it
             never does.
         at_edge: tuned flags whose chosen value is at an end of its range.
-        shortfalls: by how much the row would be worse if other seeds had tuned it, by
-            resample; empty without tuning or with too few tuning seeds.
+        tuning_shifts: how much better the row would be if other seeds had tuned it, in
+            the unit of the measure, by draw (see `tuning_noise`); empty without tuning
+            or with too few tuning seeds.
     """
 
     label: str
@@ -187,7 +188,7 @@ class Row(NamedTuple):
     to_target: Mapping[str, float | None] = {}
     steps_to_target: int | None = None
     at_edge: Sequence[str] = ()
-    shortfalls: Sequence[float] = ()
+    tuning_shifts: Sequence[float] = ()
 
     @property
     def name(self) -> str:

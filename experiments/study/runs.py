@@ -20,6 +20,7 @@ from experiments.data.downloads import sha256
 from experiments.files import Damaged
 from experiments.study.config import FIRST_TUNING_SEED, TUNE_SHARE, StudyConfig
 from experiments.study.statistics import LOSS, MIN_SEEDS, Measure, choose_measure
+from experiments.study.tuning_noise import find_shifts
 from experiments.study.variants import (
     Axis,
     Variant,
@@ -393,10 +394,8 @@ class Tuning(NamedTuple):
             beyond it may be better.
         low: lower end of a 95 % interval of the best value; None for too few seeds.
         high: upper end of that interval.
-        shortfalls: by how much the variant would be worse if other seeds had tuned it.
-            For each resample of the tuning seeds, it is the score over all seeds of the
-            trial that is best in the resample, minus the score of the chosen trial.
-            Empty for too few seeds.
+        tuning_shifts: how much better the variant would be if other seeds had tuned it,
+            by draw: see `tuning_noise`. Empty for too few seeds.
     """
 
     label: str
@@ -408,7 +407,7 @@ class Tuning(NamedTuple):
     at_edge: bool
     low: float | None = None
     high: float | None = None
-    shortfalls: Sequence[float] = ()
+    tuning_shifts: Sequence[float] = ()
 
 
 class _Turn(NamedTuple):
@@ -622,10 +621,8 @@ def compute_tunings(tuned_runs: RunSet, measure: Measure) -> list[Tuning]:
     deciding = deciding_trials(trials)
     best = max(deciding, key=rank)
     resampled_bests = _resample_best(deciding, measure)
-    # The same for all flags, and the same resamples for all variants.
-    shortfalls = [
-        _mean(trial, measure) - _mean(best, measure) for trial in resampled_bests
-    ]
+    # The same for all flags, and the same draws for all variants.
+    tuning_shifts = _find_tuning_shifts(deciding, best, measure)
     # The score of a value is that of its best trial over all other tuned flags, of
     # those with the most seeds.
     ranked_trials = sorted(trials, key=lambda trial: (len(trial.seeds), *rank(trial)))
@@ -650,7 +647,7 @@ def compute_tunings(tuned_runs: RunSet, measure: Measure) -> list[Tuning]:
                 at_edge=len(values) > 1 and value in ends,
                 low=min(likely_values, default=None),
                 high=max(likely_values, default=None),
-                shortfalls=shortfalls,
+                tuning_shifts=tuning_shifts,
             )
         )
     return tunings
@@ -673,19 +670,55 @@ def _likely_values(
     return [*picks[cut : len(picks) - cut], float(best_value)]
 
 
-def _resample_best(trials: Sequence[RunSet], measure: Measure) -> list[RunSet]:
-    """Returns the best trial of each resample of the seeds; none for too few seeds."""
+class _SeedScores(NamedTuple):
+    """The scores of the trials that no seed has lost.
+
+    Attributes:
+        trials: the trials.
+        scores: their measure by seed, (trials, seeds); higher is better.
+        losses: their losses, (trials, seeds).
+    """
+
+    trials: list[RunSet]
+    scores: np.ndarray
+    losses: np.ndarray
+
+
+def _score_seeds(trials: Sequence[RunSet], measure: Measure) -> _SeedScores | None:
+    """Returns the scores of trials by seed; None for too few seeds."""
     finite_trials = [trial for trial in trials if not trial.count_lost(measure)]
     if not finite_trials:
-        return []
+        return None
     seed_sets = [{*trial.final(measure)} for trial in finite_trials]
     seeds = sorted(set.intersection(*seed_sets))
     if len(seeds) < MIN_SEEDS:
-        return []
-    # Seeds are resampled for all trials together: they saw the same batches.
+        return None
     scores = measure.side * _final_values(finite_trials, measure, seeds)
     losses = _final_values(finite_trials, LOSS, seeds)
-    picks = np.random.default_rng(0).integers(len(seeds), size=(RESAMPLES, len(seeds)))
+    return _SeedScores(finite_trials, scores, losses)
+
+
+def _find_tuning_shifts(
+    trials: Sequence[RunSet], best: RunSet, measure: Measure
+) -> Sequence[float]:
+    """Returns how much better other choices are than the best one, by draw."""
+    seed_scores = _score_seeds(trials, measure)
+    if seed_scores is None or best not in seed_scores.trials:
+        return ()
+    chosen_position = seed_scores.trials.index(best)
+    shifts = find_shifts(seed_scores.scores, seed_scores.losses, chosen_position)
+    return (measure.side * shifts).tolist()
+
+
+def _resample_best(trials: Sequence[RunSet], measure: Measure) -> list[RunSet]:
+    """Returns the best trial of each resample of the seeds; none for too few seeds."""
+    seed_scores = _score_seeds(trials, measure)
+    if seed_scores is None:
+        return []
+    finite_trials, scores, losses = seed_scores
+    # Seeds are resampled for all trials together: they saw the same batches.
+    num_seeds = scores.shape[1]
+    picks = np.random.default_rng(0).integers(num_seeds, size=(RESAMPLES, num_seeds))
     mean_scores = scores[:, picks].mean(axis=2)  # (trials, resamples)
     mean_losses = losses[:, picks].mean(axis=2)
     rounded_scores = _round_accuracy(mean_scores, measure)

@@ -4,10 +4,12 @@ claims.toml has words of each page, a line for each claim, in the page's order, 
 placeholders for figures. `{A}` is the mean ± deviation of a row, `{A - B}` the paired
 difference with its 95 % interval; a word and a colon ask for another figure, as does
 `{interval: A - B}`: see `Part.figures`. A row is its label, the value that was swept,
-and other conditions: `slowmo@32,lr=0.1,reported=false`. Where a part of a page rests on
-several records, the name of one stands before it: `long:QSR@0.05`. A part without
-records has a source, and no placeholders. `each` is a line for each row of the records
-`but` one.
+and other conditions: `slowmo@32,lr=0.1,reported=false`. `{examples: A - B}` is the
+interval that also includes the chance of drawing test examples, and `{range}` the least
+and the most of the means of `set`, a list of rows or of differences. Where a part of a
+page rests on several records, the name of one stands before it: `long:QSR@0.05`. A part
+without records has a source, and no placeholders. `each` is a line for each row of the
+records `but` one.
 
     python tests/support/claims.py
 
@@ -23,6 +25,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+from scipy.stats import t as student
 from scipy.stats import ttest_1samp
 
 ROOT = Path(__file__).parents[2]
@@ -77,6 +80,7 @@ class Part:
         self.measure = claims.get("measure", "test_accuracy")
         self.scale = claims.get("scale", 100 if self.measure == "test_accuracy" else 1)
         self.family = claims.get("family", [])
+        self.set = claims.get("set", [])
 
     def row(self, words):
         """The file of a row, and what its lines have in common."""
@@ -105,6 +109,52 @@ class Part:
         base_ends = self.ends(base)
         seeds = ends.keys() & base_ends.keys()
         return np.array([ends[seed] - base_ends[seed] for seed in seeds])
+
+    def correctness(self, row):
+        """By seed, which test examples a model is right on, (examples,) of 0 and 1."""
+        path, same = row
+        correct_by_seed = {}
+        for line in read_lines(path):
+            if line | same == line and not line["diverged"]:
+                code = np.frombuffer(bytes.fromhex(line["correct"]), np.uint8)
+                bits = np.unpackbits(code)
+                num_examples = round(bits.sum() / line["test_accuracy"])
+                correct_by_seed[line["seed"]] = bits[:num_examples].astype(float)
+        return correct_by_seed
+
+    def interval_with_examples(self, row, base):
+        """The interval of a difference whose test examples might be others, too.
+
+        Over S seeds and E examples, the variance of the mean is that over seeds / S,
+        plus that over examples / E, plus that of the rest / (S E). Their estimates are
+        those of the mean squares of both margins and of the rest.
+
+        Source: Owen, "The pigeonhole bootstrap", Annals of Applied Statistics 2007.
+        """
+        row_correct = self.correctness(row)
+        base_correct = self.correctness(base)
+        seeds = sorted(row_correct.keys() & base_correct.keys())
+        gains = np.array([row_correct[seed] - base_correct[seed] for seed in seeds])
+        num_seeds, num_examples = gains.shape
+        by_seed = gains.mean(axis=1)
+        by_example = gains.mean(axis=0)
+        rest = gains - by_seed[:, None] - by_example + gains.mean()
+        rest_variance = (rest**2).sum() / ((num_seeds - 1) * (num_examples - 1))
+        example_variance = by_example.var(ddof=1) - rest_variance / num_seeds
+        variance = by_seed.var(ddof=1) / num_seeds
+        variance += max(0.0, example_variance) / num_examples
+        half = student.ppf(0.975, num_seeds - 1) * np.sqrt(variance)
+        mean = by_seed.mean()
+        return [self.scale * (mean - half), self.scale * (mean + half)]
+
+    def range_of_set(self):
+        """The least and the most of the means of the part's set."""
+        means = []
+        for words in self.set:
+            rows = [self.row(row) for row in words.split(" - ")]
+            values = self.pairs(*rows) if rows[1:] else self.values(*rows)
+            means.append(self.scale * values.mean())
+        return [min(means), max(means)]
 
     def labels(self):
         """The rows that no record has lost."""
@@ -143,8 +193,12 @@ class Part:
         """The figures that a placeholder asks for."""
         if hole == "runs":
             return [sum(len(read_lines(x)) for x in self.records.values())]
+        if hole == "range":
+            return self.range_of_set()
         kind = hole.rpartition(": ")[0]
         rows = self.rows(hole)
+        if kind == "examples":
+            return self.interval_with_examples(*rows)
         if kind in ("bytes", "percent"):  # of the first row, in those of the second
             mean_bytes = [self.values(x, "bytes_per_worker").mean() for x in rows]
             return [mean_bytes[0] / mean_bytes[1] * (100 if kind == "percent" else 1)]
@@ -179,8 +233,10 @@ class Part:
 def format_shape(hole):
     """A placeholder as it looks on a page, # for each figure."""
     kind = hole.rpartition(": ")[0]
-    if kind == "interval":
+    if kind in ("interval", "examples"):
         return "[#, #]"
+    if hole == "range":
+        return "# to #"
     if kind or hole == "runs":
         return "#"
     return "# [#, #]" if " - " in hole else "# ± #"
