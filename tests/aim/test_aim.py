@@ -58,7 +58,7 @@ def across(program, when):
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def aim_run(tmp_path_factory):
     """A command, and what it found: an average, with a page, and sync_sgd."""
     folder = tmp_path_factory.mktemp("aim")
     words = "--target cpu:4 --algos bmuf --period 5 --step-time 0.01 --network 10gbe"
@@ -67,69 +67,72 @@ def found(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_programs_send_what_rings_send_of_the_params(found):
-    _, of, _ = found
+def test_programs_send_what_rings_send_of_the_params(aim_run):
+    _, by_label, _ = aim_run
     ring = 2 * 3 / 4 * 4 * PARAMS
-    assert across(of["bmuf"], "sync") == [("all_reduce", ring)]
-    assert across(of["bmuf"], "step") == []
-    assert across(of["sync_sgd"], "step") == [("all_reduce", ring)]
-    assert across(of["sync_sgd"], "sync") == []
-    assert all(x["compared"]["is_equal"] for x in of.values())
+    assert across(by_label["bmuf"], "sync") == [("all_reduce", ring)]
+    assert across(by_label["bmuf"], "step") == []
+    assert across(by_label["sync_sgd"], "step") == [("all_reduce", ring)]
+    assert across(by_label["sync_sgd"], "sync") == []
+    assert all(x["compared"]["is_equal"] for x in by_label.values())
 
 
 @pytest.mark.slow
-def test_sync_sgd_is_added_for_comparison(found):
-    ended, of, _ = found
-    assert (of["bmuf"]["is_asked"], of["sync_sgd"]["is_asked"]) == (True, False)
+def test_sync_sgd_is_added_for_comparison(aim_run):
+    ended, by_label, _ = aim_run
+    assert (by_label["bmuf"]["is_asked"], by_label["sync_sgd"]["is_asked"]) == (
+        True,
+        False,
+    )
     assert "sync_sgd (for comparison)" in ended.stdout
 
 
 @pytest.mark.slow
-def test_a_device_holds_params_and_two_copies_for_bmuf(found):
-    _, of, _ = found
-    assert of["bmuf"]["state"] == {
+def test_a_device_holds_params_and_two_copies_for_bmuf(aim_run):
+    _, by_label, _ = aim_run
+    assert by_label["bmuf"]["state"] == {
         "params": 4 * PARAMS,
         "opt_state": 0,
         "sync": 2 * 4 * PARAMS,
     }
-    assert of["bmuf"]["params"] == PARAMS
-    memory = of["bmuf"]["memory"]
+    assert by_label["bmuf"]["params"] == PARAMS
+    memory = by_label["bmuf"]["memory"]
     assert memory["arguments"] >= 3 * 4 * PARAMS
     # The state is given up for the next one.
     assert memory["aliased"] >= 3 * 4 * PARAMS
-    names = [leaf["name"] for leaf in of["bmuf"]["largest"]]
+    names = [leaf["name"] for leaf in by_label["bmuf"]["largest"]]
     assert len(names) > 3 and any(name.startswith("sync/") for name in names)
 
 
 @pytest.mark.slow
-def test_products_of_a_step_are_those_of_the_mlp(found):
+def test_products_of_a_step_are_those_of_the_mlp(aim_run):
     """Forward, and backward for params and for inputs but those of the first layer."""
-    _, of, _ = found
+    _, by_label, _ = aim_run
     examples = 64 // 4
     forward = sum(2 * examples * n * m for n, m in [(64, 128), (128, 128), (128, 10)])
     inputs = forward - 2 * examples * 64 * 128
-    assert of["bmuf"]["flops"]["step"] == forward + forward + inputs
+    assert by_label["bmuf"]["flops"]["step"] == forward + forward + inputs
 
 
 @pytest.mark.slow
-def test_times_follow_from_the_ring_over_the_link(found):
-    _, of, _ = found
-    [own, other] = of["bmuf"]["modelled"]
+def test_times_follow_from_the_ring_over_the_link(aim_run):
+    _, by_label, _ = aim_run
+    [own_times, link_times] = by_label["bmuf"]["modelled"]
     ring = 2 * 3 / 4 * 4 * PARAMS
     bandwidth = 1.25e9
     hop = 24e-6
     sync = ring / bandwidth + 2 * 3 * hop
-    assert own["sync"] == pytest.approx(sync)
-    assert own["step"] == pytest.approx(0.01)
+    assert own_times["sync"] == pytest.approx(sync)
+    assert own_times["step"] == pytest.approx(0.01)
     # Metrics are averaged once a dispatch.
-    assert own["mean"] == pytest.approx(0.01 + sync / 5, rel=2e-2)
+    assert own_times["mean"] == pytest.approx(0.01 + sync / 5, rel=2e-2)
     # Below a twentieth of the time: 19 syncs take less than the steps between them.
-    assert own["period"] == -(-19 * sync // 0.01)
-    assert (own["network"], other["network"]) == ("", "10gbe")
-    assert other["mean"] == pytest.approx(own["mean"])
-    every = of["sync_sgd"]["modelled"][0]["mean"]
-    assert own["speed_up"] == pytest.approx(every / own["mean"])
-    assert of["sync_sgd"]["modelled"][0]["speed_up"] == 1
+    assert own_times["period"] == -(-19 * sync // 0.01)
+    assert (own_times["network"], link_times["network"]) == ("", "10gbe")
+    assert link_times["mean"] == pytest.approx(own_times["mean"])
+    sync_sgd_mean = by_label["sync_sgd"]["modelled"][0]["mean"]
+    assert own_times["speed_up"] == pytest.approx(sync_sgd_mean / own_times["mean"])
+    assert by_label["sync_sgd"]["modelled"][0]["speed_up"] == 1
 
 
 @pytest.mark.slow
@@ -141,24 +144,28 @@ def test_a_dispatch_of_one_step_counts_as_one_though_two_are_compiled(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def reused(found):
+def reused(aim_run):
     """Flags, and the file of what a command compiled beside an earlier one's."""
-    before = found[2].parent / "found.json"
-    after = before.with_name("again.json")
-    page = before.with_name("again.md")
+    first_json = aim_run[2].parent / "found.json"
+    second_json = first_json.with_name("again.json")
+    page = first_json.with_name("again.md")
     words = "--target cpu:4 --algos bmuf,topk_sgd --period 5 --step-time 0.02"
-    compiled = programs(aim(f"{words} --reuse {before} --json {after}"), after)
+    compiled = programs(
+        aim(f"{words} --reuse {first_json} --json {second_json}"), second_json
+    )
     # As much goes on without a compiler, from several files, the last one first.
-    words += f" --reuse {before} --reuse {after} --network 10gbe --page {page}"
+    words += (
+        f" --reuse {first_json} --reuse {second_json} --network 10gbe --page {page}"
+    )
     assert aim(words, timeout=20).returncode == 0
-    return words, compiled, after, page
+    return words, compiled, second_json, page
 
 
 @pytest.mark.slow
-def test_programs_of_an_earlier_file_are_not_compiled_again(found, reused):
-    _, of, _ = found
+def test_programs_of_an_earlier_file_are_not_compiled_again(aim_run, reused):
+    _, by_label, _ = aim_run
     _, again, *_ = reused
-    assert again["bmuf"]["compile_seconds"] == of["bmuf"]["compile_seconds"]
+    assert again["bmuf"]["compile_seconds"] == by_label["bmuf"]["compile_seconds"]
     # Of other figures the model is made anew.
     assert [x["step"] for x in again["bmuf"]["modelled"]] == [pytest.approx(0.02)]
     assert again["topk_sgd"]["traffic"] and not again["topk_sgd"]["compared"]["why"]
@@ -211,8 +218,8 @@ def test_ctrl_c_ends_the_process_that_compiles_and_keeps_what_was_found(tmp_path
         process.send_signal(signal.SIGINT)
         assert process.wait(10) == 130
     until(lambda: not is_running(child), "the end of the process that compiles")
-    [first, *_] = load(out.read_text())["programs"]
-    assert first["label"] == "bmuf" and first["modelled"] == []
+    [first_program, *_] = load(out.read_text())["programs"]
+    assert first_program["label"] == "bmuf" and first_program["modelled"] == []
 
 
 @pytest.mark.slow
@@ -220,8 +227,8 @@ def test_a_program_that_takes_too_long_is_given_up(tmp_path):
     ended = aim(f"--target cpu:2 --timeout 0.2 --json {tmp_path}/found.json")
     assert ended.returncode == 1
     assert "given up after 0.2 s (--timeout)" in ended.stdout
-    [first, _] = json.loads((tmp_path / "found.json").read_text())["programs"]
-    assert first["timeout"] == 0.2 and "compile_seconds" not in first
+    [first_program, _] = json.loads((tmp_path / "found.json").read_text())["programs"]
+    assert first_program["timeout"] == 0.2 and "compile_seconds" not in first_program
 
 
 def is_running(process):
@@ -239,9 +246,13 @@ def test_an_algorithm_that_is_refused_does_not_end_the_others(tmp_path):
     words = "--target cpu:8 --mesh fsdp=2 --workers 8"
     ended = aim(f"{words} --algos 'sync_sgd, hierarchical --groups 3' --json {out}")
     assert ended.returncode == 1 and "refused: 8 workers do not" in ended.stdout
-    of = {x["label"]: x for x in load(out.read_text())["programs"]}["sync_sgd"]
-    assert (of["workers"], of["lanes"], of["mesh"]) == (8, 2, {"fsdp": 2})
-    assert "memory" in of
+    program = {x["label"]: x for x in load(out.read_text())["programs"]}["sync_sgd"]
+    assert (program["workers"], program["lanes"], program["mesh"]) == (
+        8,
+        2,
+        {"fsdp": 2},
+    )
+    assert "memory" in program
 
 
 # What is refused
@@ -255,8 +266,8 @@ def test_files_of_others_are_not_replaced(flag, name, tmp_path):
     path.write_text(f"# Notes\n{config.PROGRAM} --target cpu:8\n")
     with pytest.raises(BadRequest) as refused:
         config.read_config(["--target", "cpu:8", flag, str(path)])
-    told = f"{flag} {path} exists, and this command did not write it: "
-    assert str(refused.value) == f"{told}use another file"
+    message = f"{flag} {path} exists, and this command did not write it: "
+    assert str(refused.value) == f"{message}use another file"
 
 
 @pytest.mark.parametrize(
@@ -280,13 +291,13 @@ def test_a_refused_flag_is_named_with_what_to_do(words, message):
 
 
 @pytest.mark.slow
-def test_files_of_this_command_and_empty_ones_are_replaced(found, tmp_path):
+def test_files_of_this_command_and_empty_ones_are_replaced(aim_run, tmp_path):
     docs = ROOT / "docs"
     empty = tmp_path / "empty.md"
     empty.touch()
     for record, page in (
         (docs / "records" / "wire" / "h100.json", empty),
-        (found[2].with_name("found.json"), found[2]),
+        (aim_run[2].with_name("found.json"), aim_run[2]),
         (tmp_path / "new.json", empty),
     ):
         words = ["--target", "cpu:8", "--json", str(record), "--page", str(page)]
@@ -309,20 +320,22 @@ RECORD = {
 }
 
 
-def modelled(rows, period=None, network=None, seconds=1.0, own=None, **others):
+def modelled(rows, period=None, network=None, seconds=1.0, arguments=None, **fields):
     """The times of a program's findings, of 8 steps, by an algorithm's period."""
-    findings = Findings.from_json({**RECORD, "traffic": rows, **others})
-    run = RunConfig(arguments=({"period": period} if period else {}) | (own or {}))
+    findings = Findings.from_json({**RECORD, "traffic": rows, **fields})
+    run = RunConfig(
+        arguments=({"period": period} if period else {}) | (arguments or {})
+    )
     job = config.CompileJob(TPU, Variant("bmuf", "bmuf", run), (), run)
-    told = times.model_times(findings, job, network, seconds)
-    assert told is not None
-    return told
+    model_times = times.model_times(findings, job, network, seconds)
+    assert model_times is not None
+    return model_times
 
 
-def row(when="sync", network="inside", size=1e9, **others):
-    sent = {"kind": "all_reduce", "calls": 1, "group": 2, "bytes": size}
+def row(when="sync", network="inside", size=1e9, **fields):
+    counts = {"kind": "all_reduce", "calls": 1, "group": 2, "bytes": size}
     fixed = {"scope": "across workers", "overlapped": 0, "rings": 1}
-    return {"when": when, "network": network, **sent, **fixed, **others}
+    return {"when": when, "network": network, **counts, **fixed, **fields}
 
 
 LINKS = {"inside": Network("a", 1e9, 0.0), "between": Network("b", 1e8, 0.0)}
@@ -344,25 +357,25 @@ ONCE_EACH = "0*3 1*1 0*3 2*1"
 def test_chips_of_a_worker_share_a_given_link_and_rings_have_their_own():
     rows = [row("step", "between", size=1e8, rings=4)]
     mesh = {"a": 2, "b": 4}
-    given = modelled(rows, network=Network("given", 1e9, 0.0), mesh=mesh)
-    assert given.every == pytest.approx(8 * 1e8 / 1e9)
+    model_times = modelled(rows, network=Network("given", 1e9, 0.0), mesh=mesh)
+    assert model_times.every == pytest.approx(8 * 1e8 / 1e9)
     assert modelled(rows, mesh=mesh).every == pytest.approx(1e8 / 4 / 1e8)
 
 
 def test_a_ring_through_all_chips_passes_a_given_link_once_a_worker():
     rows = [row("step", size=1e6, group=16)]
     link = Network("given", 1e9, 0.5, rings_only=True)
-    told = modelled(rows, network=link, mesh={"a": 8})
-    assert told.every == pytest.approx(2 * 1 * 0.5 + 1e-3)
-    assert told.all_reduce == "ring"
+    model_times = modelled(rows, network=link, mesh={"a": 8})
+    assert model_times.every == pytest.approx(2 * 1 * 0.5 + 1e-3)
+    assert model_times.all_reduce == "ring"
 
 
 def test_a_small_all_reduce_takes_recursive_doubling_except_on_a_torus():
     small = [row("step", "between", size=1e3, group=8)]
     link = Network("given", 1e9, 0.5)
-    told = modelled(small, network=link, workers=8)
-    assert told.every == pytest.approx(3 * 0.5, rel=1e-4)
-    assert told.all_reduce == "recursive doubling"
+    model_times = modelled(small, network=link, workers=8)
+    assert model_times.every == pytest.approx(3 * 0.5, rel=1e-4)
+    assert model_times.all_reduce == "recursive doubling"
     chip = parse_target("tpu:v5e:2x4").chip
     assert chip.inside.rings_only and not chip.between.rings_only
 
@@ -395,15 +408,18 @@ def test_the_least_period(steps, delay, dispatched, period):
 
 
 @pytest.mark.parametrize(
-    ("own", "steps", "period"),
+    ("arguments", "steps", "period"),
     [
         ({"inner_period": 2}, "0*1 1*1 0*1 2*1 0*1 1*1 0*1 2*1", None),
         ({"inner_period": None}, "0*1 1*1 0*1 2*1 0*1 1*1 0*1 2*1", 76),  # 4 s
         ({"reset_period": 2}, EACH_ROUND, 57),
     ],
 )
-def test_syncs_of_another_period_have_no_least_period(own, steps, period):
-    assert modelled([row(size=4e9)], 4, own=own, **fragments(steps)).period == period
+def test_syncs_of_another_period_have_no_least_period(arguments, steps, period):
+    assert (
+        modelled([row(size=4e9)], 4, arguments=arguments, **fragments(steps)).period
+        == period
+    )
 
 
 def test_a_period_of_one_is_no_constant_cost():
@@ -417,42 +433,51 @@ def test_a_plan_of_the_library_agrees():
     once = {"all_reduce": [4.0 * 2**28, 1]}
     sends = {"kinds": [{}, once], "steps": "0*3 1*1 0*3 1*1"}
     run = {"ledger": {"always": {}, "branched": once}, "sends": sends}
-    told = modelled([row(size=4.0 * 2**28)], 4, link, **run)
-    own = {"step_seconds": 1.0, "network": link, "steps": 8}
-    planned = sa.plan(sa.diloco(4), model, workers=2, **own)
-    assert told.sync == pytest.approx(planned.seconds)
-    assert told.share == pytest.approx(planned.share)
-    assert told.period == planned.enough
+    model_times = modelled([row(size=4.0 * 2**28)], 4, link, **run)
+    options = {"step_seconds": 1.0, "network": link, "steps": 8}
+    planned = sa.plan(sa.diloco(4), model, workers=2, **options)
+    assert model_times.sync == pytest.approx(planned.seconds)
+    assert model_times.share == pytest.approx(planned.share)
+    assert model_times.period == planned.enough
 
 
 def test_a_speed_up_is_over_the_same_work():
-    own = ("--batch-size 8", "--image-size 32", "--optimizer adam", "--accumulate 2")
-    algos = ",".join(["sync_sgd", "bmuf", *(f"bmuf {x}" for x in own)])
+    own_flags = (
+        "--batch-size 8",
+        "--image-size 32",
+        "--optimizer adam",
+        "--accumulate 2",
+    )
+    algos = ",".join(["sync_sgd", "bmuf", *(f"bmuf {x}" for x in own_flags)])
     words = ["--target=cpu:4", "--step-time=1", "--task=imagenet_synthetic"]
-    asked = config.read_config([*words, f"--algos={algos}"])
+    aim_config = config.read_config([*words, f"--algos={algos}"])
     answers = [
         Answer.from_json(RECORD | {"batch_size": job.config.batch_size})
-        for job in asked.jobs
+        for job in aim_config.jobs
     ]
-    found = [x.times[0].speed_up for x in tables.make_results(asked, answers)]
-    assert found == [1, 1, None, None, None, None]
+    speed_ups = [x.times[0].speed_up for x in tables.make_results(aim_config, answers)]
+    assert speed_ups == [1, 1, None, None, None, None]
 
 
 def test_compute_is_the_share_of_peak():
-    told = modelled([], seconds=None)
-    assert told.compute == 4e12 / (config.MFU * 197e12)
-    assert told.mean == pytest.approx(told.step) == pytest.approx(told.compute)
-    assert told.share == pytest.approx(0) and told.sync == 0
+    model_times = modelled([], seconds=None)
+    assert model_times.compute == 4e12 / (config.MFU * 197e12)
+    assert (
+        model_times.mean
+        == pytest.approx(model_times.step)
+        == pytest.approx(model_times.compute)
+    )
+    assert model_times.share == pytest.approx(0) and model_times.sync == 0
 
 
 def test_a_step_sends_its_part_of_the_branches():
-    told = modelled([row(size=4e9)], **fragments(ONCE_EACH))
-    assert told.sync == pytest.approx(3)  # of 4 seconds at 1 GB/s
-    assert told.mean == pytest.approx(1 + 4 / 8)
+    model_times = modelled([row(size=4e9)], **fragments(ONCE_EACH))
+    assert model_times.sync == pytest.approx(3)  # of 4 seconds at 1 GB/s
+    assert model_times.mean == pytest.approx(1 + 4 / 8)
 
 
 @pytest.mark.parametrize(
-    ("sent", "seconds"),
+    ("traffic_row", "seconds"),
     [
         (row("step", size=5e8), 1.5),
         (row("step", "between", size=5e7), 1.5),
@@ -463,39 +488,39 @@ def test_a_step_sends_its_part_of_the_branches():
         (row("dispatch", size=8e8), 1.1),
     ],
 )
-def test_a_step_waits_for_what_nothing_hides(sent, seconds):
-    assert modelled([sent]).mean == pytest.approx(seconds)
+def test_a_step_waits_for_what_nothing_hides(traffic_row, seconds):
+    assert modelled([traffic_row]).mean == pytest.approx(seconds)
 
 
 def test_a_delay_hides_a_sync_behind_the_steps_after_it():
-    told = modelled([row(size=4e9)], delay=3, **fragments(ONCE_EACH))
+    model_times = modelled([row(size=4e9)], delay=3, **fragments(ONCE_EACH))
     # The first second arrives in time; of the last three the run waits for all.
-    assert told.mean == pytest.approx(1)
+    assert model_times.mean == pytest.approx(1)
 
 
 # The ledger beside the compiler
 
 
-def compare(rows, counted, **others):
+def compare(rows, counted, **fields):
     """Compares a program's rows with the ledger's counts."""
     ledger = {"always": {}, "branched": counted}
     facts = {"lanes": 1, "workers": 4, "slices": 1, "mesh": {}}
     findings = Findings.from_json(
-        {**facts, "traffic": rows, "ledger": ledger, **others}
+        {**facts, "traffic": rows, "ledger": ledger, **fields}
     )
     return tables.compare_ledger(findings)
 
 
 def test_equal_bytes_of_a_kind_are_equal_however_many_calls_there_are():
     rows = [row(size=40.0), row("step", size=60.0), row("dispatch", size=7.0)]
-    found = compare(rows, {"all_reduce": [100.0, 5]})
-    assert found is not None and found.is_equal and found.why == ()
-    [beside] = found.rows
+    comparison = compare(rows, {"all_reduce": [100.0, 5]})
+    assert comparison is not None and comparison.is_equal and comparison.why == ()
+    [beside] = comparison.rows
     assert (beside.calls, beside.collectives) == (5, 2)
 
 
 @pytest.mark.parametrize(
-    ("rows", "counted", "others", "why"),
+    ("rows", "counted", "fields", "why"),
     [
         ([row(size=8.0, promoted=1)], {}, {}, ["wider"]),
         ([row(size=8.0)], {}, {"lanes": 2}, ["several workers"]),
@@ -519,11 +544,11 @@ def test_equal_bytes_of_a_kind_are_equal_however_many_calls_there_are():
         ([row(size=8.0)], {}, {}, []),
     ],
 )
-def test_a_difference_has_its_name_or_none(rows, counted, others, why):
-    found = compare(rows, {"all_reduce": [4.0, 1], **counted}, **others)
-    assert found is not None and not found.is_equal
-    assert len(found.why) == len(why)
-    assert all(text in said for text, said in zip(why, found.why, strict=True))
+def test_a_difference_has_its_name_or_none(rows, counted, fields, why):
+    comparison = compare(rows, {"all_reduce": [4.0, 1], **counted}, **fields)
+    assert comparison is not None and not comparison.is_equal
+    assert len(comparison.why) == len(why)
+    assert all(text in reason for text, reason in zip(why, comparison.why, strict=True))
 
 
 def test_memory_that_is_missing_is_told_from_other_refusals():
@@ -541,17 +566,17 @@ def test_a_gpt_is_compiled_for_a_tpu_that_is_not_here(tmp_path):
     out = tmp_path / "found.json"
     words = "--target tpu:v5e:4x4 --task shakespeare --width 256 --mesh fsdp=4"
     ended = aim(f"{words} --algos diloco --json {out}", timeout=300)
-    of = programs(ended, out)["diloco"]
-    assert (of["workers"], of["fits"]) == (4, True)
-    assert of["compared"]["is_equal"]
+    program = programs(ended, out)["diloco"]
+    assert (program["workers"], program["fits"]) == (4, True)
+    assert program["compared"]["is_equal"]
     # Matrices are cut in four. Vectors are not: of a layer two norms, and the biases
     # of attention and of the MLP; and the last norm.
     vectors = 4 * (2 * 2 * 256 + 256 + 4 * 256 + 256) + 2 * 256
-    shard = (of["params"] - vectors) // 4 + vectors
-    assert across(of, "sync") == [("all_reduce", 2 * 3 / 4 * 4 * shard)]
+    shard = (program["params"] - vectors) // 4 + vectors
+    assert across(program, "sync") == [("all_reduce", 2 * 3 / 4 * 4 * shard)]
     # What libtpu says without a TPU stays with the process that compiles.
     assert ended.stderr.count("\n") == 2
-    assert 0 < of["chip_bytes"] < of["target"]["chip"]["memory"] == 16 * 2**30
+    assert 0 < program["chip_bytes"] < program["target"]["chip"]["memory"] == 16 * 2**30
 
 
 @pytest.mark.slow
@@ -623,12 +648,12 @@ def test_records_of_the_docs_give_their_own_figures_and_tables(name, tmp_path):
 
 
 def test_a_shared_flag_need_not_be_one_of_the_baseline_that_is_added():
-    asked = config.read_config(
+    aim_config = config.read_config(
         ["--target", "cpu:4", "--algos", "bmuf,diloco", "--period", "5"]
     )
-    labels = [job.variant.label for job in asked.jobs]
+    labels = [job.variant.label for job in aim_config.jobs]
     assert labels == ["bmuf", "diloco", "sync_sgd"]
-    are_asked = [job.variant in asked.variants for job in asked.jobs]
+    are_asked = [job.variant in aim_config.variants for job in aim_config.jobs]
     assert are_asked == [True, True, False]
 
 

@@ -14,8 +14,8 @@ See https://openxla.org/xla/errors/error_1000 for more details."""
 
 
 def test_memory_needed_is_read_from_the_tpu_compiler():
-    found = compile.memory_needed(RuntimeError(OUT_OF_MEMORY))
-    assert found == int(48.74 * 2**30)
+    memory_bytes = compile.memory_needed(RuntimeError(OUT_OF_MEMORY))
+    assert memory_bytes == int(48.74 * 2**30)
     assert compile.memory_needed(RuntimeError("INVALID_ARGUMENT: (1G) (2G)")) is None
 
 

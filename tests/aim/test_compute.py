@@ -39,8 +39,8 @@ def test_a_condition_has_a_least_and_a_most():
     def either(x, w):
         return lax.cond(x[0, 0] > 0, lambda: x @ w @ w, lambda: x @ w)
 
-    one = 2 * A * B * B
-    assert counted(either, (A, B), (B, B)) == Flops(one, 2 * one)
+    product_flops = 2 * A * B * B
+    assert counted(either, (A, B), (B, B)) == Flops(product_flops, 2 * product_flops)
 
 
 def test_a_loop_of_unknown_length_counts_once():
@@ -61,10 +61,10 @@ def test_what_a_gradient_computes_again_counts_again(remat, forwards):
         hidden = jax.checkpoint(apply)(x) if remat else apply(x)
         return (hidden**2).sum()
 
-    one = 2 * A * B * B
-    found = counted(jax.grad(loss, (0, 1)), (B, B), (B, B), (A, B))
+    product_flops = 2 * A * B * B
+    flops = counted(jax.grad(loss, (0, 1)), (B, B), (B, B), (A, B))
     # XLA leaves out what nobody reads of a second forward pass; so does jax.
-    assert found == exactly(forwards * 2 * one + 3 * one)
+    assert flops == exactly(forwards * 2 * product_flops + 3 * product_flops)
 
 
 @pytest.mark.parametrize("groups", [1, 2])
@@ -81,20 +81,20 @@ def test_a_convolution_takes_its_kernel_for_each_entry(groups):
 
     inputs = 6
     outputs = 4
-    found = counted(apply, (2, 8, 8, inputs), (3, 3, inputs // groups, outputs))
-    assert found == exactly(2 * (2 * 8 * 8 * outputs) * 3 * 3 * inputs // groups)
+    flops = counted(apply, (2, 8, 8, inputs), (3, 3, inputs // groups, outputs))
+    assert flops == exactly(2 * (2 * 8 * 8 * outputs) * 3 * 3 * inputs // groups)
 
 
 def test_gradients_of_a_convolution_take_as_much_as_it_each():
     """A VALID one: a border of zeros would count too."""
 
     def loss(x, w):
-        made = lax.conv_general_dilated(
+        convolved = lax.conv_general_dilated(
             x, w, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
         )
-        return (made**2).sum()
+        return (convolved**2).sum()
 
     shapes = (2, 8, 8, 6), (3, 3, 6, 4)
     forward = 2 * (2 * 6 * 6 * 4) * 3 * 3 * 6
-    of_kernel = counted(jax.grad(loss, 1), *shapes)
-    assert of_kernel == exactly(2 * forward)
+    kernel_flops = counted(jax.grad(loss, 1), *shapes)
+    assert kernel_flops == exactly(2 * forward)

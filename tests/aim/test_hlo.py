@@ -8,17 +8,19 @@ import pytest
 from experiments.aim import hlo
 
 
-def program(body, head="HloModule m, is_scheduled=true, num_partitions=8", more=""):
+def program(
+    body, head="HloModule m, is_scheduled=true, num_partitions=8", computations=""
+):
     """The text of a program whose first computation has these lines."""
     lines = textwrap.indent(textwrap.dedent(body).strip(), "  ")
     main = f"ENTRY %main (p: f32[4]) -> f32[4] {{\n{lines}\n}}\n"
-    return f"{head}\n{textwrap.dedent(more)}\n{main}"
+    return f"{head}\n{textwrap.dedent(computations)}\n{main}"
 
 
-def only(text):
+def find_only(text):
     """The one collective of a program."""
-    [found] = hlo.find_collectives(text)
-    return found
+    [collective] = hlo.find_collectives(text)
+    return collective
 
 
 # Of a jax program on virtual CPU devices.
@@ -32,13 +34,17 @@ metadata={op_name="jit(f)/while/body/psum"}
 
 
 def test_all_reduce_of_several_arrays():
-    found = only(program(ALL_REDUCE))
+    collective = find_only(program(ALL_REDUCE))
     size = 256 * 128 * 4 + 64 * 2
-    assert found.kind == "all_reduce"
-    assert found.bytes == Fraction(2 * 3, 4) * size
-    assert found.groups == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert found.dtypes == ("f32", "bf16")
-    assert not found.overlapped and not found.is_looped and not found.choices
+    assert collective.kind == "all_reduce"
+    assert collective.bytes == Fraction(2 * 3, 4) * size
+    assert collective.groups == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert collective.dtypes == ("f32", "bf16")
+    assert (
+        not collective.overlapped
+        and not collective.is_looped
+        and not collective.choices
+    )
 
 
 @pytest.mark.parametrize(
@@ -56,15 +62,15 @@ def test_all_reduce_of_several_arrays():
     ],
 )
 def test_bytes_are_those_of_rings(line, kind, size, part):
-    found = only(
+    collective = find_only(
         program(f"""
         %p = f32[4]{{0}} parameter(0)
         %q = f32[8]{{0}} parameter(1)
         %x = {line}, channel_id=1, replica_groups={{}}
         """)
     )
-    assert (found.kind, found.bytes) == (kind, part * size)
-    assert found.groups == [[0, 1, 2, 3, 4, 5, 6, 7]]
+    assert (collective.kind, collective.bytes) == (kind, part * size)
+    assert collective.groups == [[0, 1, 2, 3, 4, 5, 6, 7]]
 
 
 @pytest.mark.parametrize(
@@ -118,11 +124,11 @@ collective-permute-start(%p), channel_id=1, source_target_pairs={{1,0},{2,1},{0,
     ],
 )
 def test_permute_overlaps_if_something_is_computed_until_it_is_done(work, overlapped):
-    found = only(program(PERMUTE.replace("WORK", work)))
-    assert found.kind == "permute"
-    assert found.groups == [[1, 0], [2, 1], [0, 2]]
-    assert found.bytes == 16
-    assert found.overlapped == overlapped
+    collective = find_only(program(PERMUTE.replace("WORK", work)))
+    assert collective.kind == "permute"
+    assert collective.groups == [[1, 0], [2, 1], [0, 2]]
+    assert collective.bytes == 16
+    assert collective.overlapped == overlapped
 
 
 # Of an H100.
@@ -140,10 +146,10 @@ backend_config={"collective_backend_config":{"is_sync":SYNC,"is_pipelined":false
 
 @pytest.mark.parametrize("is_sync", [False, True])
 def test_gpu_start_overlaps_unless_its_stream_waits(is_sync):
-    found = only(program(GPU.replace("SYNC", str(is_sync).lower())))
-    assert found.kind == "reduce_scatter"
-    assert found.bytes == Fraction(7, 8) * (16 * 64 * 2 + 32)
-    assert found.overlapped != is_sync
+    collective = find_only(program(GPU.replace("SYNC", str(is_sync).lower())))
+    assert collective.kind == "reduce_scatter"
+    assert collective.bytes == Fraction(7, 8) * (16 * 64 * 2 + 32)
+    assert collective.overlapped != is_sync
 
 
 # Of a TPU: the gather begins in one fusion, goes on in a second, which multiplies
@@ -222,7 +228,7 @@ AND_SLICED = """
 
 
 @pytest.mark.parametrize(
-    ("body", "more", "kind", "size", "overlapped"),
+    ("body", "computations", "kind", "size", "overlapped"),
     [
         (GATHERED, "", "all_gather", 7 * (2 * 64 * 4 + 2 * 4), False),
         (IN_THE_BACKGROUND, WRAPPED, "all_to_all", 16, True),
@@ -231,9 +237,15 @@ AND_SLICED = """
     ],
     ids=["gathered", "in the background", "over fusions", "reduced and sliced"],
 )
-def test_a_collective_is_one_however_it_is_written(body, more, kind, size, overlapped):
-    found = only(program(body, more=more))
-    assert (found.kind, found.bytes, found.overlapped) == (kind, size, overlapped)
+def test_a_collective_is_one_however_it_is_written(
+    body, computations, kind, size, overlapped
+):
+    collective = find_only(program(body, computations=computations))
+    assert (collective.kind, collective.bytes, collective.overlapped) == (
+        kind,
+        size,
+        overlapped,
+    )
 
 
 # Of TPU slices: what a program of one slice hands to its host for the others.
@@ -258,7 +270,7 @@ _xla_megascale_transfer_type="TYPE"}
 
 def between_slices(target, kind, work=""):
     text = SLICES.replace("TARGET", target).replace("TYPE", kind)
-    return only(program(text.replace("WORK", work)))
+    return find_only(program(text.replace("WORK", work)))
 
 
 @pytest.mark.parametrize(
@@ -295,10 +307,10 @@ def between_slices(target, kind, work=""):
     ],
 )
 def test_transfers_between_tpu_slices(target, type_, kind, groups, part):
-    found = between_slices(target, type_)
-    assert found.slices
-    assert (found.kind, found.groups) == (kind, groups)
-    assert found.bytes == part * 16 * 8 * 128 * 4
+    collective = between_slices(target, type_)
+    assert collective.slices
+    assert (collective.kind, collective.groups) == (kind, groups)
+    assert collective.bytes == part * 16 * 8 * 128 * 4
 
 
 @pytest.mark.parametrize(
@@ -358,33 +370,33 @@ backend_config={"known_trip_count":{"n":"8"}}
 
 
 def test_loops_and_branches_say_how_often_a_collective_runs():
-    found = hlo.find_collectives(program(WITH_LOOPS, more=LOOPS))
-    grads, gather, sync, mean = found
+    collectives = hlo.find_collectives(program(WITH_LOOPS, computations=LOOPS))
+    grads, gather, sync, mean = collectives
     assert [grads.times, gather.times, sync.times, mean.times] == [1, 5, 1, 1]
-    assert [x.is_looped for x in found] == [True, True, True, False]
+    assert [x.is_looped for x in collectives] == [True, True, True, False]
     assert sync.choices == (("c", "sync"),)
     assert not grads.choices and not gather.choices and not mean.choices
 
 
 def test_gpu_branches_are_true_and_false():
-    more = LOOPS.replace(
+    computations = LOOPS.replace(
         "branch_computations={%rest, %sync}",
         "true_computation=%sync, false_computation=%rest",
     )
-    found = hlo.find_collectives(program(WITH_LOOPS, more=more))
-    assert [x.choices for x in found][2] == (("c", "sync"),)
+    collectives = hlo.find_collectives(program(WITH_LOOPS, computations=computations))
+    assert [x.choices for x in collectives][2] == (("c", "sync"),)
 
 
 def test_a_loop_of_unknown_length_counts_once():
-    found = hlo.find_collectives(
-        program(WITH_LOOPS, more=LOOPS.replace("direction=LT", "direction=NE"))
+    collectives = hlo.find_collectives(
+        program(WITH_LOOPS, computations=LOOPS.replace("direction=LT", "direction=NE"))
     )
-    assert [x.times for x in found] == [1, 1, 1, 1]
+    assert [x.times for x in collectives] == [1, 1, 1, 1]
 
 
 def test_a_type_that_the_compiler_has_made_wider_is_noted():
     text = program(ALL_REDUCE.replace("to_apply=%add", "to_apply=%add.clone_promoted"))
-    assert only(text).promoted
-    assert not only(program(ALL_REDUCE)).promoted
-    named = ALL_REDUCE.replace("while/body/psum", "x_promoted")
-    assert not only(program(named)).promoted
+    assert find_only(text).promoted
+    assert not find_only(program(ALL_REDUCE)).promoted
+    renamed_sum = ALL_REDUCE.replace("while/body/psum", "x_promoted")
+    assert not find_only(program(renamed_sum)).promoted

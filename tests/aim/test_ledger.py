@@ -47,35 +47,35 @@ def compiled(machine, names):
 def test_a_compiled_step_sends_what_is_counted(machine, name, request):
     """And changes all of its state in place."""
     names = dict.fromkeys(asked(request, "name", machine=machine))
-    seen = compiled(machine, names)[name]
-    assert seen["aliased"] >= seen["state"] > 0
-    counted = seen["counted"]
-    sent = seen["sent"]
-    more = {
-        kind: sent.get(kind, 0) - counted.get(kind, 0)
-        for kind in {*sent, *counted}
-        if sent.get(kind, 0) != counted.get(kind, 0)
+    ledger = compiled(machine, names)[name]
+    assert ledger["aliased"] >= ledger["state"] > 0
+    counted = ledger["counted"]
+    sent_bytes = ledger["sent"]
+    extra_bytes = {
+        kind: sent_bytes.get(kind, 0) - counted.get(kind, 0)
+        for kind in {*sent_bytes, *counted}
+        if sent_bytes.get(kind, 0) != counted.get(kind, 0)
     }
-    if more and machine[0].startswith("tpu"):
-        assert more.keys() == {"all_gather", "all_reduce"}
-        assert 0 < -more["all_gather"] <= more["all_reduce"] <= FEW_BYTES
+    if extra_bytes and machine[0].startswith("tpu"):
+        assert extra_bytes.keys() == {"all_gather", "all_reduce"}
+        assert 0 < -extra_bytes["all_gather"] <= extra_bytes["all_reduce"] <= FEW_BYTES
     else:
-        assert not more
+        assert not extra_bytes
     # XLA joins the arrays of a sync, or leaves them as they are.
-    assert sum(seen["calls"].values()) <= sum(seen["counted_calls"].values())
+    assert sum(ledger["calls"].values()) <= sum(ledger["counted_calls"].values())
     steps = 8
-    if not owed(name).decided and len(owed(name).sends_at) < steps and sent:
-        assert seen["when"] == ["sync"]
+    if not owed(name).decided and len(owed(name).sends_at) < steps and sent_bytes:
+        assert ledger["when"] == ["sync"]
     # A TPU's slice is one network, and hosts of GPUs are two.
-    assert seen["networks"] == ["between" if "h100" in machine[0] else "inside"]
+    assert ledger["networks"] == ["between" if "h100" in machine[0] else "inside"]
 
 
 @pytest.mark.slow
 def test_slices_send_whole_tiles_to_one_another():
-    for name, seen in compiled(SLICES, ("bmuf", "gossip")).items():
-        [(kind, counted)] = seen["counted"].items()
+    for name, ledger in compiled(SLICES, ("bmuf", "gossip")).items():
+        [(kind, counted)] = ledger["counted"].items()
         # Each leaf's shard is filled up to 1,024 numbers where it is reduced.
         tiles = 4 * 4096 if kind == "all_reduce" else 0
-        assert seen["sent"].keys() == {kind}, name
-        assert seen["networks"] == ["between"], name
-        assert counted <= seen["sent"][kind] <= counted + tiles, name
+        assert ledger["sent"].keys() == {kind}, name
+        assert ledger["networks"] == ["between"], name
+        assert counted <= ledger["sent"][kind] <= counted + tiles, name

@@ -98,9 +98,9 @@ def test_cpu_target_has_virtual_devices():
 @pytest.mark.slow
 @no_libtpu
 def test_devices_of_a_slice_and_of_a_host_are_together():
-    found = devices("tpu:v5e:4x4", slices=2)
-    assert [place for _, place, _ in found] == [0] * 16 + [1] * 16
-    assert [process for *_, process in found] == [i // 4 for i in range(32)]
+    placed_devices = devices("tpu:v5e:4x4", slices=2)
+    assert [place for _, place, _ in placed_devices] == [0] * 16 + [1] * 16
+    assert [process for *_, process in placed_devices] == [i // 4 for i in range(32)]
 
 
 @pytest.mark.slow

@@ -35,49 +35,68 @@ def impossible(setting):
     if setting.choices:
         return ["nonsense"]
     if setting.read is read_whole_number:
-        most = setting.below or 2**31
-        return [str(setting.least - 1), "1.5", str(most), str(2**31), str(10**30)]
+        limit = setting.below or 2**31
+        return [str(setting.least - 1), "1.5", str(limit), str(2**31), str(10**30)]
     bounds = [setting.above, setting.below]
     if setting.least is not None:
         bounds.append(setting.least - 1)
-    found = [str(x) for x in bounds if x is not None]
+    words = [str(x) for x in bounds if x is not None]
     if setting.name not in ENDLESS:
-        found.append("1e300")
-    return [*found, "nan", "inf", "-inf", "much"] if setting.read is number else []
+        words.append("1e300")
+    return [*words, "nan", "inf", "-inf", "much"] if setting.read is number else []
+
+
+def make_impossible_values(command, settings):
+    """Commands that set a flag to what it refuses, and the words of their errors."""
+    words_by_command = {}
+    for setting in settings.values():
+        for word in impossible(setting):
+            words_by_command[f"{command} --{setting.name}={word}"] = [
+                f"--{setting.name}"
+            ]
+    return words_by_command
+
+
+def make_empty_values(command, flags):
+    """Commands that set a flag to an empty text, and the words of their errors."""
+    words_by_command = {}
+    for flag in flags.split():
+        words = [f"--{flag} ''", "empty", "unset variable"]
+        words_by_command[f"{command} --{flag} ''"] = words
+        words_by_command[f"{command} --{flag}=''"] = words
+    return words_by_command
 
 
 RANGES = {
-    f"{command} --{setting.name}={word}": [f"--{setting.name}"]
-    for command, table in (("run", SETTINGS), ("compare", OF_COMPARE), ("aim", OF_AIM))
-    for setting in table.values()
-    for word in impossible(setting)
+    **make_impossible_values("run", SETTINGS),
+    **make_impossible_values("compare", OF_COMPARE),
+    **make_impossible_values("aim", OF_AIM),
 }
 EMPTY = {
-    f"{command} --{flag}{between}''": [f"--{flag} ''", "empty", "unset variable"]
-    for command, flags in (
-        ("run", "algo task out steps period partition data-dir model"),
-        ("compare", "algos task out measure network tune lr"),
-    )
-    for flag in flags.split()
-    for between in (" ", "=")
+    **make_empty_values("run", "algo task out steps period partition data-dir model"),
+    **make_empty_values("compare", "algos task out measure network tune lr"),
 }
 
 
 def owners(kind, parameter):
     """The algorithms, or tasks, that have it."""
-    made = {name: factories.find_function(kind, name) for name in kind.files}
-    return [x for x in made if parameter in inspect.signature(made[x]).parameters]
+    factory_by_name = {name: factories.find_function(kind, name) for name in kind.files}
+    return [
+        x
+        for x in factory_by_name
+        if parameter in inspect.signature(factory_by_name[x]).parameters
+    ]
 
 
-BOTH = "one algorithm", "experiments.compare --algos bmuf,diloco"
+ONE_ALGORITHM = "one algorithm", "experiments.compare --algos bmuf,diloco"
 NAMELESS = ["every algorithm needs a name"]
 NO_RANGE = ["--tune", "needs a flag and its values"]
 RANGE = ["--tune", "LOW:HIGH:log:COUNT"]
 KINDS = ["unknown --partition", "iid", "speaker", "dirichlet:0.1"]
 # Flags of other programs, where the command does not have them.
 FOREIGN = {
-    f"run {flag} 4": [f"unknown flag '{flag}': {now}"]
-    for flag, now in INSTEAD.items()
+    f"run {flag} 4": [f"unknown flag '{flag}': {advice}"]
+    for flag, advice in INSTEAD.items()
     if parameter(flag) not in SETTINGS
 }
 # Flags that a study sets itself, in the words of one of its algorithms.
@@ -92,7 +111,7 @@ EARLY |= {
     "run --algo BMUF": ["did you mean 'bmuf'"],
     "run --algo local_sgd": ["'local_sgd': use 'model_averaging' (for your own"],
     "run --algo xyz": ["'xyz'", *ALGORITHMS],
-    "run --algo bmuf,diloco": BOTH,
+    "run --algo bmuf,diloco": ONE_ALGORITHM,
     "run --algo 'bmuf --nesterov'": ["'bmuf --nesterov'", "leave out the quotation"],
     "run --algo absent:pull": ["'absent'"],
     "run --algo broken:pull": ["'broken'", "OSError: out of luck"],
@@ -234,13 +253,13 @@ LINE = 1 + MODULES["mine"].partition("if step % 2")[0].count("\n")
 OUT_OF_IDEAS = "RuntimeError: out of ideas (mine.py:", " in failing)"
 POST_LOCAL = "run --algo post_local_sgd --steps 20"
 ROW_SPARSE = "run --task embeddings --algo sync_sgd --reduce row_sparse"
-TRIED = {  # on a model, which has to be drawn
+TRIED_ON_A_MODEL = {  # on a model, which has to be drawn
     "run --algo mine:reshaping": ["mine:reshaping", "params[0]['b']", "float32[1,"],
     "run --algo mine:narrowing": ["mine:narrowing", "params[0]['b']", "bfloat16["],
     "run --algo mine:branching": [f"mine.py:{LINE}: `", "use every(…, schedule)"],
 }
 LATER = {
-    **TRIED,
+    **TRIED_ON_A_MODEL,
     # A strategy or a task that is none, and where it failed.
     "run --algo mine:absent": ["'mine'", "'absent'"],
     "run --algo mine:number": ["mine:number", "Strategy", "got 3"],
@@ -289,21 +308,21 @@ LATER = {
 }
 
 
-def refused(asked, folder, **environ):
+def refused(commands, folder, **environ):
     """The answers to bad requests, by command.
 
     They come in an empty folder, which they leave empty, without data and network.
     """
     modules = folder / "modules"
     empty = folder / "empty"
-    for made in (modules, empty):
-        made.mkdir()
+    for folder_path in (modules, empty):
+        folder_path.mkdir()
     path = os.pathsep.join(map(str, (ROOT, write_modules(modules))))
     nowhere = {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
     environ |= {"PYTHONPATH": path, "SYNCALGOS_DATA": folder / "none", **nowhere}
-    answers = answered(asked, empty, **environ)
+    answers = answered(commands, empty, **environ)
     assert not [*empty.iterdir()]
-    return dict(zip(asked, answers, strict=True))
+    return dict(zip(commands, answers, strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -317,12 +336,16 @@ def later(tmp_path_factory):
     return refused(LATER, tmp_path_factory.mktemp("later"), JAX_LOG_COMPILES="1")
 
 
-@pytest.mark.parametrize(("command", "named"), EARLY.items(), ids=EARLY)
-def test_bad_request_is_refused_in_a_line_before_jax_is_imported(command, named, early):
-    assert_told(early[command], named)
+@pytest.mark.parametrize(("command", "expected_words"), EARLY.items(), ids=EARLY)
+def test_bad_request_is_refused_in_a_line_before_jax_is_imported(
+    command, expected_words, early
+):
+    assert_told(early[command], expected_words)
     assert early[command][-1] == []
 
 
-@pytest.mark.parametrize(("command", "named"), LATER.items(), ids=LATER)
-def test_bad_request_is_refused_in_a_line_before_any_compilation(command, named, later):
-    assert_told(later[command], named, command in TRIED)
+@pytest.mark.parametrize(("command", "expected_words"), LATER.items(), ids=LATER)
+def test_bad_request_is_refused_in_a_line_before_any_compilation(
+    command, expected_words, later
+):
+    assert_told(later[command], expected_words, command in TRIED_ON_A_MODEL)

@@ -38,11 +38,11 @@ def run(tmp_path_factory):
     """Makes each run once: the first one as a user does, the others in this process."""
 
     @functools.cache
-    def made(command):
+    def make_run(command):
         make = execute if command == BASE else resumed_runs.run
         return make(command, tmp_path_factory.mktemp("run") / "out")
 
-    return made
+    return make_run
 
 
 @pytest.mark.slow
@@ -73,10 +73,10 @@ def test_summary_is_shown_on_stdout_and_progress_in_plain_lines_on_stderr(run):
     }.items():
         assert re.search(rf"{label} +.*{re.escape(figure)}", ended.stdout)
     assert not set("\x1b\r") & set(ended.stderr)
-    *header, first, second = ended.stderr.splitlines()
+    *header, first_line, second_line = ended.stderr.splitlines()
     assert "bmuf on digits: 32 steps, batch 64 (8 per worker), seed 0" in header
     assert "8 workers on 2 cpu devices × 4 lanes" in "".join(header)
-    assert first.startswith("step 16/32") and second.startswith("step 32/32")
+    assert first_line.startswith("step 16/32") and second_line.startswith("step 32/32")
 
 
 @pytest.mark.parametrize(
@@ -98,15 +98,17 @@ def test_files_agree_with_each_other_and_with_theory(run, command, workers, sync
     assert all(LINE | {"step", "divergence"} <= set(line) for line in lines)
 
     assert [line["step"] for line in lines] == [16, 32]
-    sent = [line["bytes_per_worker"] for line in lines]
-    assert sent == [n * PARAMS_BYTES * 2 * (workers - 1) / workers for n in syncs]
+    sent_bytes = [line["bytes_per_worker"] for line in lines]
+    assert sent_bytes == [n * PARAMS_BYTES * 2 * (workers - 1) / workers for n in syncs]
     assert summary["syncs"] == syncs[-1]
-    last = {"steps" if key == "step" else key: x for key, x in lines[-1].items()}
-    assert last.items() <= summary.items()
+    last_figures = {
+        "steps" if key == "step" else key: x for key, x in lines[-1].items()
+    }
+    assert last_figures.items() <= summary.items()
     assert lines[0]["seconds"] < lines[1]["seconds"] < summary["total_seconds"]
 
-    given = shlex.split(command)
-    assert config["command"][-len(given) - 2 : -2] == given
+    words = shlex.split(command)
+    assert config["command"][-len(words) - 2 : -2] == words
     for key in ("algo", "task", "seed", "workers", "lr", "batch_size"):
         assert config["settings"][key] == config[key] == summary[key]
     assert summary["workers"] == workers
@@ -124,21 +126,25 @@ def test_train_loss_is_the_mean_since_the_last_line(run):
 
 @pytest.mark.slow
 def test_divergence_is_zero_right_after_a_sync_alone(run):
-    apart = [line["divergence"] for line in run("--steps 32 --eval-every 8").lines]
-    assert apart[1] == apart[3] == 0
-    assert min(apart[0], apart[2]) > 0.01
+    divergences = [
+        line["divergence"] for line in run("--steps 32 --eval-every 8").lines
+    ]
+    assert divergences[1] == divergences[3] == 0
+    assert min(divergences[0], divergences[2]) > 0.01
 
 
 @pytest.mark.slow
 def test_terminal_shows_a_bar_until_ctrl_c(tmp_path):
     lengths = "--steps 1000000 --dispatch-steps 16 --eval-every 1000000"
-    shown = b""
+    screen_text = b""
 
     def read_until(pattern):
-        nonlocal shown
-        while not re.search(pattern, shown.decode(errors="ignore")):
+        nonlocal screen_text
+        while not re.search(pattern, screen_text.decode(errors="ignore")):
             # A bar that goes on and on is one long line, and long to search.
-            shown = shown[-4096:] + os.read(screen, 4096)  # fails at its end
+            screen_text = screen_text[-4096:] + os.read(
+                screen, 4096
+            )  # fails at its end
 
     with on_a_terminal(lengths, tmp_path / "out") as (process, screen):
         read_until("training.*[━╸]+.* [1-9][0-9]*/1000000")
@@ -154,12 +160,12 @@ def test_terminal_shows_a_bar_until_ctrl_c(tmp_path):
 @pytest.mark.slow
 def test_header_says_how_workers_and_batch_are_laid_out(tmp_path):
     ended = resumed_runs.run("--workers 7 --steps 2 --eval-every 2", tmp_path)
-    for shown in (
+    for words in (
         "batch 63 (9 per worker), the multiple of 7 nearest to the task's 64",
         "7 workers on 1 cpu device × 7 lanes",
         "1 of 3 devices",
     ):
-        assert shown in ended.stderr
+        assert words in ended.stderr
 
 
 TINY = (
@@ -176,14 +182,17 @@ FLAGS += ["--algo diloco --reduce int4"]
 @pytest.mark.slow
 def test_each_flag_changes_the_params():
     """Trains without evaluations and files, which take most of a short run."""
-    made = {}
-    for each in FLAGS:
-        plan = prepare(parse([*TINY.split(), *each.split()]))
+    flag_by_params = {}
+    for flag in FLAGS:
+        plan = prepare(parse([*TINY.split(), *flag.split()]))
         s = plan.config
         data = plan.data
         rows = sampling.rows(s.seed, 0, s.steps, s.batch_size, data.examples)
         state, _ = plan.trainer.run(plan.state, rows, plan.trainer.place(data.train))
-        assert made.setdefault(params_sha256(plan.trainer.center(state)), each) == each
+        assert (
+            flag_by_params.setdefault(params_sha256(plan.trainer.center(state)), flag)
+            == flag
+        )
 
 
 @pytest.mark.long
@@ -197,12 +206,9 @@ def test_every_algorithm_learns_digits_bare(name, tmp_path):
 @pytest.mark.slow
 def test_note_says_that_the_last_steps_are_not_in_the_global_model(run, tmp_path):
     runs = resumed_runs.run("--steps 20 --period 16", tmp_path), run(BASE), run(UNEVEN)
-    notes = [
-        [line for line in ended.stderr.splitlines() if "last sync" in line]
-        for ended in runs
-    ]
-    assert [len(each) for each in notes] == [1, 0, 0]
-    assert "last 4 local steps" in notes[0][0]
+    assert [ended.stderr.count("last sync") for ended in runs] == [1, 0, 0]
+    [note] = [line for line in runs[0].stderr.splitlines() if "last sync" in line]
+    assert "last 4 local steps" in note
 
 
 @pytest.mark.slow
@@ -211,12 +217,14 @@ def test_diverged_run_ends_after_its_dispatch_with_complete_files(tmp_path):
     ended = resumed_runs.run(command, tmp_path / "out")
     assert ended.code == 3
     summary = ended.summary
-    at = ended.summary["diverged_at"]
+    diverged_step = ended.summary["diverged_at"]
     assert set(summary) >= SUMMARY
     assert summary["diverged"] is True
-    assert summary["steps"] == ended.lines[-1]["step"] == 4 * (at // 4 + 1) < 32
+    assert (
+        summary["steps"] == ended.lines[-1]["step"] == 4 * (diverged_step // 4 + 1) < 32
+    )
     assert summary["train_loss"] is None
-    assert re.search(rf"diverged.*\bstep {at}\b", ended.stderr)
+    assert re.search(rf"diverged.*\bstep {diverged_step}\b", ended.stderr)
     assert "Traceback" not in ended.stderr
 
 

@@ -33,21 +33,22 @@ def test_module_that_is_here_is_named_with_its_factories(monkeypatch, tmp_path, 
 
 
 def test_the_package_names_its_commands():
-    shown = ran([sys.executable, "-m", "experiments"])
-    assert (shown.returncode, shown.stderr) == (0, "")
-    assert "syncalgos" in shown.stdout.splitlines()[0]  # others have experiments, too
+    ended = ran([sys.executable, "-m", "experiments"])
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "syncalgos" in ended.stdout.splitlines()[0]  # others have experiments, too
     for name in ("run", "compare", "aim"):
-        assert f"python -m experiments.{name} " in shown.stdout
+        assert f"python -m experiments.{name} " in ended.stdout
 
 
 def test_strategy_of_the_users_own_runs_over_an_earlier_runs_files_alone(
     modules, tmp_path
 ):
-    (out := tmp_path / "out").mkdir()
+    out = tmp_path / "out"
+    out.mkdir()
     for name in ("config.json", "metrics.jsonl", "summary.json", "notes.txt"):
         (out / name).write_text("earlier\n")
-    own = "--algo mine:pull --strength 0.25 --period 8 --steps 16 --eval-every 16"
-    ended = run(f"{own} --workers 2 --overwrite", out)
+    words = "--algo mine:pull --strength 0.25 --period 8 --steps 16 --eval-every 16"
+    ended = run(f"{words} --workers 2 --overwrite", out)
     assert ended.code == 0 and set(ended.summary) >= SUMMARY
     assert ended.summary["arguments"] == {"period": 8, "strength": 0.25}
     assert (ended.summary["algo"], ended.summary["syncs"]) == ("mine:pull", 2)
@@ -68,46 +69,47 @@ SHELLS = {  # what a shell may lack: the command, what is told
 
 @pytest.mark.parametrize("lacks", SHELLS)
 def test_what_a_shell_lacks_is_a_short_line(lacks, tmp_path):
-    command, told = SHELLS[lacks]
-    (gone := tmp_path / "gone").mkdir()
+    command, message = SHELLS[lacks]
+    removed_folder = tmp_path / "gone"
+    removed_folder.mkdir()
     environ = {"PYTHONPATH": str(ROOT)}
     if lacks == "letters":
         environ |= {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     if lacks == "a folder":
         command = ["sh", "-c", f"rmdir ../gone; exec {shlex.join(command)}"]
-    ended = ran(command, cwd=gone, **environ)
+    ended = ran(command, cwd=removed_folder, **environ)
     [line] = ended.stderr.splitlines()
-    assert ended.returncode == 2 and told in line
+    assert ended.returncode == 2 and message in line
 
 
 def test_help_explains_the_parameters_of_the_users_own_strategy(modules, capsys):
     with pytest.raises(SystemExit, match=r"^0$"):
         main(["--algo", "mine:pull", "--help"])
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "Pulls replicas to their mean." in shown
-    assert "--period N steps between pulls. (default: 4)" in shown
-    assert "how far replicas go, where 1 is 100% of the way." in shown
+    help_text = " ".join(capsys.readouterr().out.split())
+    assert "Pulls replicas to their mean." in help_text
+    assert "--period N steps between pulls. (default: 4)" in help_text
+    assert "how far replicas go, where 1 is 100% of the way." in help_text
 
 
 def test_a_folder_that_is_not_the_runs_is_refused_and_kept(tmp_path):
-    named = {
+    words_by_command = {
         f"{BASE} --out run": ["run", "--overwrite"],
         "--lr nan --overwrite --out run": ["--lr"],
         f"{BASE} --out file": ["--out", "file is a file"],
         f"{BASE} --out file/a/b": ["--out", "file is a file"],
     }
     if sys.platform == "linux":
-        named[f"{BASE} --out /proc/run"] = ["/proc/run"]
-    kept = tmp_path / "file", tmp_path / "run" / "config.json"
-    kept[1].parent.mkdir()
-    for path in kept:
+        words_by_command[f"{BASE} --out /proc/run"] = ["/proc/run"]
+    old_files = tmp_path / "file", tmp_path / "run" / "config.json"
+    old_files[1].parent.mkdir()
+    for path in old_files:
         path.write_text("earlier")
-    asked = [f"run {words}" for words in named]
-    answers = answered(asked, tmp_path, PYTHONPATH=ROOT, JAX_LOG_COMPILES="1")
-    for answer, words in zip(answers, named.values(), strict=True):
+    commands = [f"run {words}" for words in words_by_command]
+    answers = answered(commands, tmp_path, PYTHONPATH=ROOT, JAX_LOG_COMPILES="1")
+    for answer, words in zip(answers, words_by_command.values(), strict=True):
         assert_told(answer, words)
-    assert {x for x in tmp_path.rglob("*") if x.is_file()} == {*kept}
-    assert all(path.read_text() == "earlier" for path in kept)
+    assert {x for x in tmp_path.rglob("*") if x.is_file()} == {*old_files}
+    assert all(path.read_text() == "earlier" for path in old_files)
 
 
 class Odd(BaseException):

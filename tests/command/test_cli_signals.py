@@ -20,10 +20,13 @@ STDOUT = "out-background"
 COMPILES = {"JAX_LOG_COMPILES": "1", CACHE: "false"}
 
 
-def pester(process, number, folder, last):
+def pester(process, number, folder, last_words):
     """Sends a signal all the time from a process's last line to its end."""
-    said = folder / STDERR, folder / STDOUT
-    until(lambda: any(last in x.read_text("utf-8") for x in said), last)
+    output_paths = folder / STDERR, folder / STDOUT
+    until(
+        lambda: any(last_words in x.read_text("utf-8") for x in output_paths),
+        last_words,
+    )
     while process.poll() is None:
         process.send_signal(number)
         time.sleep(0.001)
@@ -59,34 +62,34 @@ ENDS = {  # flags, a signal, what is said before a first one, what comes last, t
 @pytest.mark.parametrize("end", ENDS)
 def test_signals_while_a_command_leaves_change_no_exit_code(end, tmp_path):
     """As a scheduler sends them that wants its machine back."""
-    module, _, first = end.partition(" ")
-    flags, number, begun, last, code = ENDS[end]
-    words = f"{first} {flags}"
+    module, _, first_words = end.partition(" ")
+    flags, number, start_words, last_words, code = ENDS[end]
+    words = f"{first_words} {flags}"
     module = f"experiments.{module}"
     with in_background(words, tmp_path / "out", module) as (process, wait_for):
-        if begun:
-            wait_for(begun)
+        if start_words:
+            wait_for(start_words)
             process.send_signal(number)
-        pester(process, number, tmp_path, last)
+        pester(process, number, tmp_path, last_words)
     assert process.returncode == code
-    said = (tmp_path / STDERR).read_text("utf-8")
-    assert "Traceback" not in said
-    found = re.search(r"stopped after (\d) of 3 runs", said)
-    if found:  # none is half made
-        assert len([*tmp_path.rglob("seed-*")]) == int(found[1])
+    stderr = (tmp_path / STDERR).read_text("utf-8")
+    assert "Traceback" not in stderr
+    stopped = re.search(r"stopped after (\d) of 3 runs", stderr)
+    if stopped:  # none is half made
+        assert len([*tmp_path.rglob("seed-*")]) == int(stopped[1])
         assert not (tmp_path / "out" / "report.html").exists()
 
 
 def test_an_ignored_hangup_stays_ignored():
     """As nohup has it."""
     received = []
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    old_handler = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with handling(lambda number, frame: received.append(number)):
             os.kill(os.getpid(), signal.SIGHUP)
             os.kill(os.getpid(), signal.SIGTERM)
     finally:
-        signal.signal(signal.SIGHUP, before)
+        signal.signal(signal.SIGHUP, old_handler)
     assert received == [signal.SIGTERM]
 
 

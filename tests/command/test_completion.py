@@ -41,5 +41,5 @@ def test_tab_completes_flags_and_files():
     path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
     ended = ran(["bash", "-c", PRESS], told=lines, PATH=path)
     assert ended.returncode == 0, ended.stderr
-    found = [line.split() for line in ended.stdout.splitlines()]
-    assert dict(zip(LINES, found, strict=True)) == LINES
+    completions = [line.split() for line in ended.stdout.splitlines()]
+    assert dict(zip(LINES, completions, strict=True)) == LINES

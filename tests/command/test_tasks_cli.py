@@ -23,11 +23,8 @@ from models import resnet
 from syncalgos import Replica
 
 # No test downloads anything: port 9 of this machine discards, or is closed.
-OFFLINE = {
-    name: "http://127.0.0.1:9"
-    for proxy in ("http_proxy", "https_proxy", "all_proxy")
-    for name in (proxy, proxy.upper())
-}
+PROXIES = ("http_proxy", "https_proxy", "all_proxy")
+OFFLINE = dict.fromkeys((*PROXIES, *map(str.upper, PROXIES)), "http://127.0.0.1:9")
 NO_EXCEPTION = {"no_proxy": "", "NO_PROXY": ""}
 DATA = str(os.environ.get("SYNCALGOS_DATA") or BESIDE)
 PLAYS = SMALL["shakespeare"].files[0]
@@ -86,21 +83,27 @@ def test_every_task_runs_and_tells_its_figures(task, tmp_path):
         if task in FIGURES:
             name, figure = FIGURES[task]
             assert line[f"test_{name}"] == pytest.approx(figure(line["test_loss"]))
-    others = {name for other, (name, _) in FIGURES.items() if other != task}
-    assert not {f"test_{name}" for name in others} & ended.summary.keys()
-    last = "distance" if task in FUNCTIONS else "accuracy"
-    shown = ["train loss", "test loss", f"test {last}"]
+    other_figures = {name for other, (name, _) in FIGURES.items() if other != task}
+    assert not {f"test_{name}" for name in other_figures} & ended.summary.keys()
+    last_measure = "distance" if task in FUNCTIONS else "accuracy"
+    labels = ["train loss", "test loss", f"test {last_measure}"]
     if task in FIGURES:
-        shown.append(f"test {FIGURES[task][0].replace('_', ' ')}")
-    first, second = (x for x in ended.stderr.splitlines() if x.startswith("step "))
-    for name in shown:
-        assert re.search(rf"  {name} \d", first) and re.search(rf"  {name} \d", second)
+        labels.append(f"test {FIGURES[task][0].replace('_', ' ')}")
+    first_line, second_line = (
+        x for x in ended.stderr.splitlines() if x.startswith("step ")
+    )
+    for name in labels:
+        assert re.search(rf"  {name} \d", first_line) and re.search(
+            rf"  {name} \d", second_line
+        )
         assert re.search(rf"\n  {name} +\d", ended.stdout)
     for folder in (ended.summary, ended.config):
         assert folder["task"] == task
-    given = [x for x in TINY[task].split() if x.startswith("--")]
-    own = {f"--{name.replace('_', '-')}" for name in ended.summary["task_arguments"]}
-    assert {x for x in given if x != "--batch-size"} <= own
+    flags = [x for x in TINY[task].split() if x.startswith("--")]
+    own_flags = {
+        f"--{name.replace('_', '-')}" for name in ended.summary["task_arguments"]
+    }
+    assert {x for x in flags if x != "--batch-size"} <= own_flags
 
 
 # Requests that are refused once the task's data is read, and what the line must name.
@@ -110,24 +113,28 @@ BAD_FOR_DATA = {
 
 
 @pytest.mark.usefixtures("offline")
-@pytest.mark.parametrize(("asked", "named"), BAD_FOR_DATA.items(), ids=BAD_FOR_DATA)
-def test_request_that_does_not_fit_the_data_is_refused(asked, named, tmp_path):
-    folder = staged(asked.split()[1])
-    line = resumed_runs.refused(f"{asked} --data-dir {folder}", tmp_path / "out")
-    for each in named:
-        assert each in line
+@pytest.mark.parametrize(
+    ("command", "expected_words"), BAD_FOR_DATA.items(), ids=BAD_FOR_DATA
+)
+def test_request_that_does_not_fit_the_data_is_refused(
+    command, expected_words, tmp_path
+):
+    folder = staged(command.split()[1])
+    line = resumed_runs.refused(f"{command} --data-dir {folder}", tmp_path / "out")
+    for word in expected_words:
+        assert word in line
 
 
 @pytest.mark.usefixtures("offline")
 def test_missing_data_ends_a_run_with_one_error_line(capfd, tmp_path):
     """SYNCALGOS_DATA names the folder where --data-dir does not."""
     assert run.main(["--task", "shakespeare", "--out", str(tmp_path / "out")]) == 2
-    shown = capfd.readouterr()
-    assert shown.out == ""
-    *attempts, last = shown.err.splitlines()
+    output = capfd.readouterr()
+    assert output.out == ""
+    *attempts, error = output.err.splitlines()
     assert attempts and not any(x.startswith(("error", "Trace")) for x in attempts)
-    assert last.startswith("error: ")
-    assert PLAYS in last and str((tmp_path / "empty" / PLAYS).parent) in last
+    assert error.startswith("error: ")
+    assert PLAYS in error and str((tmp_path / "empty" / PLAYS).parent) in error
     assert not [x for x in tmp_path.rglob("*") if x.is_file()]
 
 

@@ -91,7 +91,8 @@ def test_a_table_fits_and_has_each_cell_or_names_its_column(width, elsewhere):
         for row in rows:
             figures = [row[x] for x in HEADS[1:2] + HEADS[3:] if x not in names]
             # Whole, within one line.
-            assert all(any(x in line for line in lines) for x in figures)
+            for figure in figures:
+                assert any(figure in line for line in lines)
             assert all(word in text for word in row["algorithm"].split()) or width < 60
             interval = row["against the-baseline"].partition("[")[2].partition("]")[0]
             assert any(f"[{interval}]" in line for line in lines) or width < 60
@@ -110,15 +111,15 @@ def test_headings_wrap_first_then_columns_go_in_their_order():
     row = dict.fromkeys(HEADS, "1") | {"algorithm": "bmuf", HEADS[2]: "baseline"}
     lines = table([row], COLUMNS, 80)
     assert lines[-1].split() == ["bmuf", "1", "baseline", "1", "1", "1", "1"]
-    kept = [*HEADS]
+    columns_left = [*HEADS]
     for width in range(80, 24, -1):
         text = " ".join(table([row], COLUMNS, width))
         if "(no room for: " not in text:
             continue
         names = text.partition("(no room for: ")[2].partition(";")[0].split(", ")
         assert names == [*COLUMNS.optional[: len(names)]]
-        kept = [x for x in kept if x not in names]
-    assert kept == [*HEADS[:3]]
+        columns_left = [x for x in columns_left if x not in names]
+    assert columns_left == [*HEADS[:3]]
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -127,8 +128,8 @@ def test_sentences_wrap_at_spaces_and_not_within_a_number_with_its_unit(width):
     lines = wrapped(words * 9, width)
     assert max(map(len, lines)) <= width
     assert " ".join(lines) == (words * 9).rstrip()
-    for whole in ("156.7 kB", "97.24 ± 0.12 %", "[0.50, 1.10]", "24 µs"):
-        assert sum(line.count(whole) for line in lines) == 9
+    for unbroken in ("156.7 kB", "97.24 ± 0.12 %", "[0.50, 1.10]", "24 µs"):
+        assert sum(line.count(unbroken) for line in lines) == 9
     path = f"report: /{'folder/' * 30}report.html"
     assert path.split()[1] in wrapped(path, width)
 
@@ -163,8 +164,10 @@ def drawn_bars(monkeypatch, columns, draw):
         stderr.flush()
     pieces = []
     with suppress(OSError):  # nobody writes to it any more, and all is read
-        while piece := os.read(screen, 1 << 16):  # at most 4 KiB at once
+        piece = os.read(screen, 1 << 16)  # at most 4 KiB at once
+        while piece:
             pieces.append(piece)
+            piece = os.read(screen, 1 << 16)
     os.close(screen)
     text = b"".join(pieces).decode()
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).split("\r")
@@ -174,9 +177,9 @@ def drawn_bars(monkeypatch, columns, draw):
 @pytest.mark.parametrize("label", ["bmuf", "bmuf[--nesterov --period 16], seed 1000"])
 def test_bars_fit_and_show_times_and_numbers_in_full(monkeypatch, columns, label):
     def draw():
-        with terminal.report(1_000_000) as shown:
-            shown.step(123_456, 0.12345)
-            shown.line(" ".join(["step 16/32  test accuracy 0.9712"] * 9))
+        with terminal.report(1_000_000) as report:
+            report.step(123_456, 0.12345)
+            report.line(" ".join(["step 16/32  test accuracy 0.9712"] * 9))
         with terminal.bar(terminal.elapsed_time(), "{task.fields[left]}") as bars:
             bars.add_task(label, total=2, left="step 1440/1440  loss 0.1234")
             bars.add_task("runs", total=2, left="about 2.3 min left")

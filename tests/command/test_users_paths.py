@@ -48,12 +48,10 @@ NAMES = {
     "compare --algos {}": list(PATHS),
     "compare --preset {}": list(PATHS),
 }
-COMMANDS = [
-    command.replace("{}", PATHS[name])
-    for commands in (READ, WRITTEN, NAMES)
-    for command, names in commands.items()
-    for name in names
-]
+COMMANDS = []
+for commands in (READ, WRITTEN, NAMES):
+    for command, names in commands.items():
+        COMMANDS += [command.replace("{}", PATHS[name]) for name in names]
 
 
 @pytest.fixture(scope="module")
@@ -66,9 +64,9 @@ def answers(tmp_path_factory):
         (folder / f"zeros{end}").symlink_to("/dev/zero")
         (folder / f"folder{end}").mkdir()
     (folder / "file").write_text("x")
-    before = sorted(folder.rglob("*"))
+    old_paths = sorted(folder.rglob("*"))
     by_command = dict(zip(COMMANDS, answered(COMMANDS, folder), strict=True))
-    assert sorted(folder.rglob("*")) == before
+    assert sorted(folder.rglob("*")) == old_paths
     return by_command
 
 

@@ -37,8 +37,10 @@ def lines_on_terminal(module, words, columns, **environ):
     ) as process:
         os.close(end)
         chunks = []
-        while chunk := read(screen):
+        chunk = read(screen)
+        while chunk:
             chunks.append(chunk)
+            chunk = read(screen)
         assert process.wait(TIMEOUT) == 0, b"".join(chunks).decode()
     os.close(screen)
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", b"".join(chunks).decode())

@@ -109,23 +109,23 @@ def write_modules(folder):
     return folder
 
 
-def answered(asked, cwd=ROOT, **environ):
+def answered(commands, cwd=ROOT, **environ):
     """Answers commands such as "run --algo bmuf" in a fresh process.
 
     Returns:
         The exit code, stdout and stderr of each, and the slow modules, jax among them,
         that were imported by then.
     """
-    told = json.dumps([*asked])
-    return json.loads(run_python(["-c", ANSWER], cwd, told=told, **environ)[0])
+    commands_json = json.dumps([*commands])
+    return json.loads(run_python(["-c", ANSWER], cwd, told=commands_json, **environ)[0])
 
 
-def assert_told(answer, named, is_tried=False):
+def assert_told(answer, expected_words, is_tried=False):
     """Asserts that a request was refused in a line, which names this.
 
     Args:
         answer: of `answered`.
-        named: what the line must hold.
+        expected_words: what the line must hold.
         is_tried: whether a model was drawn before it, of which jax writes lines too.
     """
     code, out, err, _ = answer
@@ -134,4 +134,4 @@ def assert_told(answer, named, is_tried=False):
     lines = [x for x in err.splitlines() if not x.startswith("Finished tracing")]
     [line] = lines[-1:] if is_tried else lines
     assert line.startswith("error: ")
-    assert [text for text in named if text not in line] == []
+    assert [text for text in expected_words if text not in line] == []

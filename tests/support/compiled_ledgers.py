@@ -38,14 +38,14 @@ def shapes():
     return params, {"x": batch, "y": batch}
 
 
-def trainer_of(name, workers, devices):
+def make_trainer(name, workers, devices):
     """A trainer of so many workers on these devices, meshes if they are fewer."""
-    each = len(devices) // workers
-    how = {"devices": devices}
-    if each > 1:
-        grid = np.array(devices).reshape(workers, each)
-        axes = {"fsdp": each}
-        how = {
+    devices_each = len(devices) // workers
+    placement_options = {"devices": devices}
+    if devices_each > 1:
+        grid = np.array(devices).reshape(workers, devices_each)
+        axes = {"fsdp": devices_each}
+        placement_options = {
             "mesh": Mesh(grid, ("devices", *axes)),
             "shardings": mesh_training.rule(axes),
         }
@@ -55,7 +55,7 @@ def trainer_of(name, workers, devices):
         mesh_training.algorithm(name),
         workers=workers,
         backend="shard_map",
-        **placed(how),
+        **placed(placement_options),
     )
 
 
@@ -66,27 +66,30 @@ def compared(name, workers, devices):
         Bytes and calls of a device; when and over which networks they go; the state's
         bytes on a device, and of these those that a step changes in place.
     """
-    trainer = trainer_of(name, workers, devices)
+    trainer = make_trainer(name, workers, devices)
     lowered = trainer.lower(*shapes())
     compiled = lowered.program.compile()
     collectives = hlo.find_collectives(compiled.as_text())
-    each = trainer.layout.devices_each
-    sent = Counter()
+    devices_each = trainer.layout.devices_each
+    sent_bytes = Counter()
     calls = Counter()
-    for one in collectives:
-        across = one.slices or any(len({i // each for i in x}) > 1 for x in one.groups)
-        if not across or not one.is_looped:
+    for collective in collectives:
+        crosses_workers = collective.slices
+        for group in collective.groups:
+            workers_of_group = {device // devices_each for device in group}
+            crosses_workers = crosses_workers or len(workers_of_group) > 1
+        if not crosses_workers or not collective.is_looped:
             continue
-        sent[one.kind] += float(one.bytes * one.times)
-        calls[one.kind] += one.times
-    rows = times.traffic(collectives, devices, each)
+        sent_bytes[collective.kind] += float(collective.bytes * collective.times)
+        calls[collective.kind] += collective.times
+    rows = times.traffic(collectives, devices, devices_each)
     rows = [x for x in rows if x.scope == times.ACROSS]
     memory = compiled.memory_analysis()
     assert memory is not None
     return {
         "counted": mesh_training.counted(trainer, lowered.state),
         "counted_calls": mesh_training.counted(trainer, lowered.state, "calls"),
-        "sent": sent,
+        "sent": sent_bytes,
         "calls": calls,
         "when": sorted({x.when for x in rows} - {times.DISPATCH}),
         "networks": sorted({x.network for x in rows}),
@@ -98,8 +101,8 @@ def compared(name, workers, devices):
 def main(out, target, slices, workers, *names):
     """Writes what was found of each algorithm as JSON."""
     devices = targets.devices(TARGET)
-    found = {name: compared(name, int(workers), devices) for name in names}
-    Path(out).write_text(json.dumps(found))
+    ledgers = {name: compared(name, int(workers), devices) for name in names}
+    Path(out).write_text(json.dumps(ledgers))
 
 
 if __name__ == "__main__":

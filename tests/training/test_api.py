@@ -153,7 +153,7 @@ def test_a_comparison_has_the_commands_table_and_page(tmp_path):
     algos = {"all": "sync_sgd", "rounds": "bmuf --period 4"}
     study = compare(algos, seeds=2, flags=flags)
     assert [row["algorithm"] for row in study.rows] == ["all", "rounds"]
-    run_keys = {(run["label"], run["seed"]) for run in study.runs}
+    run_keys = {(record["label"], record["seed"]) for record in study.runs}
     assert run_keys == {("all", 0), ("all", 1), ("rounds", 0), ("rounds", 1)}
     assert "rounds" in study.report(tmp_path / "page").read_text()
     assert len(study.frame()) == 2
@@ -353,7 +353,9 @@ def test_a_factory_of_a_program_is_tuned_by_its_own_numbers(tmp_path):
     algos = {"mine": average, "bmuf": "bmuf --period 4 --block-momentum 0.2"}
     study = compare(algos, seeds=1, tune={"weight": "0.2,0.4"}, flags=flags)
     assert {x["weight"] for x in study.runs if x["label"] == "mine"} == {0.2, 0.4}
-    reported_runs = {run["label"]: run for run in study.runs if run["reported"]}
+    reported_runs = {
+        record["label"]: record for record in study.runs if record["reported"]
+    }
     mine = reported_runs["mine"]
     bmuf = reported_runs["bmuf"]
     if mine["weight"] == 0.2:
