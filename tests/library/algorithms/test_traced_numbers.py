@@ -106,7 +106,7 @@ def arrays(numbers):
 
 def centers_of(strategy):
     """All workers' centers after each step, (workers, steps, size)."""
-    start, curvature, minimum, noise = quadratics.of_workers(steps=STEPS)
+    start, curvature, minimum, noise = quadratics.make_worker_inputs(steps=STEPS)
     # One leaf and some entries of another have no gradient: norms and moments of 0.
     for tree in curvature, noise:
         tree["head"]["scale"] *= 0

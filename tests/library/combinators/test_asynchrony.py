@@ -1,5 +1,8 @@
 """Workers that do not wait: the server's steps, speeds, and rounds that end alone."""
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -17,39 +20,59 @@ pytestmark = pytest.mark.usefixtures("float64")
 
 ROUNDING = 1e-12
 
-# What the code of HALoS gives with lr 0.5, momentum 0.9, buffer 2: utnslab/halos,
-# src/halos/opt.py at 4b5bf73, run in NumPy.
-PRINTED = [
-    (
-        0.0,
-        [1.0, -2.0],
-        [[0.1, 0.2], [0.3, -0.1], [0.2, 0.2], [0.1, 0.1]],
-        [[0.975, -2.05], [0.81, -2.0475], [0.76, -2.0975], [0.5865, -2.21025]],
+
+class PrintedServer(NamedTuple):
+    """A server of HALoS, and what its authors' code gives.
+
+    Attributes:
+        early_momentum: the share of momentum before the buffer is full.
+        start: the server's first params.
+        updates: the workers' updates in turn.
+        params: the server's params after each of them.
+    """
+
+    early_momentum: float
+    start: Sequence[float]
+    updates: Sequence[Sequence[float]]
+    params: Sequence[Sequence[float]]
+
+
+# With lr 0.5, momentum 0.9, buffer 2: utnslab/halos, src/halos/opt.py at 4b5bf73, run
+# in NumPy.
+PRINTED_SERVERS = [
+    PrintedServer(
+        early_momentum=0.0,
+        start=[1.0, -2.0],
+        updates=[[0.1, 0.2], [0.3, -0.1], [0.2, 0.2], [0.1, 0.1]],
+        params=[[0.975, -2.05], [0.81, -2.0475], [0.76, -2.0975], [0.5865, -2.21025]],
     ),
-    (
-        0.25,
-        [1.0],
-        [[0.1]] * 6,
-        [[0.975], [0.91625], [0.88], [0.790875], [0.7445], [0.6280375]],
+    PrintedServer(
+        early_momentum=0.25,
+        start=[1.0],
+        updates=[[0.1]] * 6,
+        params=[[0.975], [0.91625], [0.88], [0.790875], [0.7445], [0.6280375]],
     ),
 ]
 
 
-@pytest.mark.parametrize(("early", "start", "updates", "expected"), PRINTED)
-def test_delayed_nesterov_is_the_authors(early, start, updates, expected):
-    server = init_server(np.array(start))
-    rule = Nesterov(0.5, 0.9, 2, early)
-    written = async_diloco.Server(np.array(start), 0.5, 0.9, 2, early)
-    for update, after in zip(updates, expected, strict=True):
+@pytest.mark.parametrize(
+    "printed", PRINTED_SERVERS, ids=["no early momentum", "early momentum"]
+)
+def test_delayed_nesterov_is_the_authors(printed):
+    start = np.array(printed.start)
+    server = init_server(start)
+    rule = Nesterov(0.5, 0.9, 2, printed.early_momentum)
+    oracle = async_diloco.Server(start, 0.5, 0.9, 2, printed.early_momentum)
+    for update, params in zip(printed.updates, printed.params, strict=True):
         server = rule.step(server, np.array(update))
-        np.testing.assert_allclose(server.params, after, rtol=1e-12)
-        np.testing.assert_allclose(written.push(np.array(update)), after, rtol=1e-12)
+        np.testing.assert_allclose(server.params, params, rtol=1e-12)
+        np.testing.assert_allclose(oracle.push(np.array(update)), params, rtol=1e-12)
 
 
 def test_an_update_that_is_not_finite_leaves_the_server_as_it_was():
     rule = Nesterov(0.5, 0.9, 2)
-    before = rule.step(init_server(np.ones(2)), np.ones(2))
-    assert_equal(rule.step(before, np.array([1.0, np.nan])), before)
+    server = rule.step(init_server(np.ones(2)), np.ones(2))
+    assert_equal(rule.step(server, np.array([1.0, np.nan])), server)
 
 
 RESTING = {
@@ -67,8 +90,8 @@ def test_the_optimizers_state_rests_as_its_worker_does(recurrence):
     settings = RESTING[recurrence]
     *_, (center, theta) = recurrence.recurrence(3, momentum=zeros, **settings)
     name = recurrence.__name__.split(".")[-1]
-    made = sa.ALGORITHMS[name](**settings, optimizer=optimizer)
-    trained = train(made, optimizer, 3, at=(STEPS,), batches=(X, TARGET))
+    strategy = sa.ALGORITHMS[name](**settings, optimizer=optimizer)
+    trained = train(strategy, optimizer, 3, at=(STEPS,), batches=(X, TARGET))
     assert relative_error(trained.centers[0], center) <= ROUNDING
     assert relative_error(trained.replicas[0], np.array(theta)) <= ROUNDING
 
@@ -82,28 +105,28 @@ def test_a_start_in_step_leaves_the_optimizers_state_to_who_rests_first():
     loss = sa.stateless(lambda params, batch: jnp.sum(params * batch[0]))
     trainer = sa.DataParallel(loss, optimizer, strategy, workers=4, backend="vmap")
     state = trainer.init(jnp.zeros(1))
-    before = np.zeros(4)
+    old_traces = np.zeros(4)
     for _ in range(5):
         state, _ = trainer.run(state, jnp.ones((2, 4, 1)))
-        after = np.ravel(state.replica.opt_state[0].trace)
-        assert (after >= before).all() and after[0] > before[0]
-        before = after
+        traces = np.ravel(state.replica.opt_state[0].trace)
+        assert (traces >= old_traces).all() and traces[0] > old_traces[0]
+        old_traces = traces
 
 
 def test_a_clock_is_exact_at_any_step():
     clock = asynchrony.even_speeds(5, 0.3, 8, paced=False)
     assert clock.speeds == (1024, 845, 666, 487, 307)
     for step in (0, 1, 1023, 1024, 5_000_000, 2**31 - 2):
-        exact = [step * s // 1024 for s in clock.speeds]
-        np.testing.assert_array_equal(clock.finished_steps(jnp.int32(step)), exact)
+        expected = [step * s // 1024 for s in clock.speeds]
+        np.testing.assert_array_equal(clock.finished_steps(jnp.int32(step)), expected)
 
 
 def test_a_clock_tells_when_each_worker_ends_a_local_step():
     clock = asynchrony.even_speeds(5, 0.3, 8, paced=False)
     for step in (0, 1, 5, 1020, 1022, 1023, 5_000_001):
-        moved = [clock.makes_step(jnp.int32(step + k)) for k in range(4)]
+        has_step = [clock.makes_step(jnp.int32(step + k)) for k in range(4)]
         np.testing.assert_array_equal(
-            clock.waiting_steps(jnp.int32(step)), np.argmax(moved, 0)
+            clock.waiting_steps(jnp.int32(step)), np.argmax(has_step, 0)
         )
 
 

@@ -38,9 +38,11 @@ SYNCS = {
 
 
 def test_syncs_land_where_results_take_effect():
-    def landing(step):
+    def find_landings(step: jax.Array) -> dict[str, jax.Array]:
         return {name: introspection.lands(x, step) for name, (x, _) in SYNCS.items()}
 
-    landed = jax.jit(jax.vmap(landing))(jnp.arange(16))
-    found = {name: (1 + np.flatnonzero(x)).tolist() for name, x in landed.items()}
-    assert found == {name: expected for name, (_, expected) in SYNCS.items()}
+    lands_by_name = jax.jit(jax.vmap(find_landings))(jnp.arange(16))
+    landing_steps = {
+        name: (1 + np.flatnonzero(x)).tolist() for name, x in lands_by_name.items()
+    }
+    assert landing_steps == {name: expected for name, (_, expected) in SYNCS.items()}

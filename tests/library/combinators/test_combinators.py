@@ -1,5 +1,8 @@
 """Strategies made of strategies: what the small ones do, and nothing else."""
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,15 +14,20 @@ import syncalgos as sa
 WORKERS = 3
 
 
-def follow(strategy, steps, opt_state=(), start=None):
+def follow(
+    strategy: sa.Strategy,
+    steps: int,
+    opt_state: Any = (),
+    start: np.ndarray | None = None,
+) -> list:
     """Syncs params of 0, 1 and 2 without training.
 
     Returns:
         (replica, state, center, grads) after each step; grads are the params at first.
     """
 
-    def worker(params):
-        def local_step(carry, step):
+    def worker(params: jax.Array) -> Any:
+        def local_step(carry: Any, step: jax.Array) -> tuple[Any, Any]:
             replica, state = carry
             grads, state = strategy.reduce(params, replica, state, step)
             replica, state = strategy.sync(replica, state, step)
@@ -32,21 +40,23 @@ def follow(strategy, steps, opt_state=(), start=None):
     lanes = jax.vmap(worker, axis_name="lanes", out_axes=1)
     start = np.arange(3.0) if start is None else start
     mapped = jax.jit(jax.vmap(lanes, axis_name="devices"))
-    found = jax.tree.map(np.asarray, mapped(jnp.asarray(start)[None]))
-    return [jax.tree.map(lambda x, i=step: x[0, i], found) for step in range(steps)]
+    records = jax.tree.map(np.asarray, mapped(jnp.asarray(start)[None]))
+    return [jax.tree.map(lambda x, i=step: x[0, i], records) for step in range(steps)]
 
 
-def moving(change):
+def change_params(change: Callable[[jax.Array], jax.Array]) -> sa.Strategy:
     """A strategy that changes params, and counts its syncs."""
 
-    def sync(replica, state, step):
+    def sync(
+        replica: sa.Replica, state: Any, step: jax.Array
+    ) -> tuple[sa.Replica, Any]:
         return replica._replace(params=change(replica.params)), state + 1
 
     return sa.Strategy(init=lambda params: jnp.int32(0), sync=sync)
 
 
-PLUS_ONE = moving(lambda x: x + 1)
-DOUBLE = moving(lambda x: 2 * x)
+PLUS_ONE = change_params(lambda x: x + 1)
+DOUBLE = change_params(lambda x: 2 * x)
 
 
 def test_default_strategy_keeps_everything():
@@ -86,8 +96,8 @@ def test_center_does_not_go_stale_outside_a_phase():
     assert [c[0] for _, _, c, _ in follow(gated, 8, start=np.zeros(3))] == centers
     early = sa.chain(sa.until(sa.bmuf(2, block_momentum=0.5), 4), PLUS_ONE)
     history = follow(early, 6, start=np.zeros(3))
-    after = [(r.params[0] - 1, c[0]) for r, _, c, _ in history][4:]
-    assert all(params == center for params, center in after)
+    last_records = [(r.params[0] - 1, c[0]) for r, _, c, _ in history][4:]
+    assert all(params == center for params, center in last_records)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +129,9 @@ def test_reducers_may_be_made_or_to_be_made():
         np.testing.assert_array_equal(grads, np.ones(3))
 
 
-def short_center(strategy, batches, dtype=jnp.bfloat16):
+def compute_center(
+    strategy: sa.Strategy, batches: jax.Array, dtype: Any = jnp.bfloat16
+) -> float:
     """The center after steps of a batch's mean / 256 from 1."""
     loss = sa.stateless(lambda params, batch: params * jnp.mean(batch))
     trainer = sa.DataParallel(
@@ -133,7 +145,7 @@ def test_short_params_keep_small_moves_by_an_outer_step_of_one():
     """One of four moves by 1/256 a step, the mean by a quarter of half a unit at 1."""
     batches = jnp.zeros((128, 4)).at[:, 0].set(1)
     strategies = sa.average(), sa.outer_step(optax.sgd(1.0))
-    assert [short_center(x, batches) for x in strategies] == [1.0, 0.875]
+    assert [compute_center(x, batches) for x in strategies] == [1.0, 0.875]
 
 
 @pytest.mark.slow
@@ -142,5 +154,7 @@ def test_short_params_keep_what_palsgd_adds_to_their_steps():
     rates = {"learning_rate": 1 / 256, "outer_lr": 1.0, "outer_momentum": 0.0}
     strategy = sa.palsgd(4, proximal=1e-3, **rates)
     batches = -2 * jnp.ones((48, 4))
-    short, exact = (short_center(strategy, batches, x) for x in ("bfloat16", "float32"))
+    short, exact = (
+        compute_center(strategy, batches, x) for x in ("bfloat16", "float32")
+    )
     assert exact > 1 + 48 / 128 and abs(short - exact) <= 1 / 256

@@ -1,5 +1,7 @@
 """Results that arrive late: what they keep of training, and when they are counted."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,21 +31,21 @@ def test_replicas_agree_below_the_bound_on_added_results(alpha, agree):
     strategy = delayed(model_averaging(4), 12, alpha=alpha, arrival="add")
     loss = sa.stateless(lambda params, batch: jnp.sum(params * batch))
     trainer = sa.DataParallel(loss, optax.sgd(LR), strategy, workers=4, backend="vmap")
-    apart = np.arange(4.0) * (np.arange(2000) < 4)[:, None]
-    state, _ = trainer.run(trainer.init(jnp.zeros(())), apart)
+    batches = np.arange(4.0) * (np.arange(2000) < 4)[:, None]
+    state, _ = trainer.run(trainer.init(jnp.zeros(())), batches)
     assert (trainer.divergence(state) < 1e-3) == agree
 
 
 def test_bytes_are_counted_at_the_step_that_sends():
     """Counts those of gradients, and of models."""
     strategy = sa.chain(sa.diloco(3), sa.sync_sgd())
-    at_once, late = (
-        sa.communication(each, unflatten(START), workers=4, steps=12)
-        for each in (strategy, delayed(strategy, 2))
+    counts = sa.communication(strategy, unflatten(START), workers=4, steps=12)
+    late_counts = sa.communication(
+        delayed(strategy, 2), unflatten(START), workers=4, steps=12
     )
-    assert len(set(np.diff(at_once.per_step, prepend=0))) == 2
-    assert late.calls == at_once.calls
-    np.testing.assert_array_equal(late.per_step, at_once.per_step)
+    assert len(set(np.diff(counts.per_step, prepend=0))) == 2
+    assert late_counts.calls == counts.calls
+    np.testing.assert_array_equal(late_counts.per_step, counts.per_step)
 
 
 def test_a_delay_of_a_whole_long_round_is_refused():
@@ -56,7 +58,7 @@ def test_a_delay_of_a_whole_long_round_is_refused():
 def test_a_result_replaces_a_model_that_is_not_finite():
     strategy = delayed(sa.every(sa.average(reduce="median", axis="workers"), 2), 1)
 
-    def follow(x):
+    def follow(x: jax.Array) -> jax.Array:
         replica = sa.Replica({"w": x})
         state = strategy.init(replica.params)
         for step in range(3):
@@ -77,23 +79,25 @@ def test_delayed_bfloat16_keeps_its_dtype_and_mixes_in_float32():
     )
     leaves = jax.tree.leaves(trained.replica.params)
     assert all(leaf.dtype == jnp.bfloat16 for leaf in leaves)
-    after = flatten(plain.replica.params, lead=2)  # (steps, workers, SIZE)
-    mean = jnp.mean(jnp.asarray(after[2]), axis=0)  # sums in float32, then rounds
-    mixed = 0.5 * np.float32(mean) + 0.5 * np.float32(after[4])
+    plain_models = flatten(plain.replica.params, lead=2)  # (steps, workers, SIZE)
+    mean = jnp.mean(
+        jnp.asarray(plain_models[2]), axis=0
+    )  # sums in float32, then rounds
+    mixed = 0.5 * np.float32(mean) + 0.5 * np.float32(plain_models[4])
     actual = flatten(trained.replica.params, lead=2)[4]
     # A mean summed in another order may round the other way, half of the last bit.
     np.testing.assert_allclose(np.float32(actual), mixed, rtol=2**-7, atol=2**-9)
-    assert relative_error(np.float32(after[4]), mixed) > 0.1  # it has moved
+    assert relative_error(np.float32(plain_models[4]), mixed) > 0.1  # it has moved
 
 
-def mix(replica, state, step):
+def mix(replica: sa.Replica, state: Any, step: jax.Array) -> tuple[sa.Replica, Any]:
     """Keeps half of the worker's own params."""
     mean = sa.collectives.mean(replica.params)
     params = jax.tree.map(lambda x, m: (x + m) / 2, replica.params, mean)
     return replica._replace(params=params), state
 
 
-SAME = {
+EQUAL_STRATEGIES = {
     "mixed when it is sent": (
         delayed(delayed(model_averaging(4), 0, alpha=0.5), 2),
         delayed(sa.every(sa.Strategy(sync=mix), 4), 2),
@@ -106,7 +110,7 @@ SAME = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SAME)
+@pytest.mark.parametrize("name", EQUAL_STRATEGIES)
 def test_a_share_is_kept_at_once_inside_other_combinators(name):
-    strategy, other = SAME[name]
-    assert_same(train(strategy), train(other))
+    strategy, equal_strategy = EQUAL_STRATEGIES[name]
+    assert_same(train(strategy), train(equal_strategy))

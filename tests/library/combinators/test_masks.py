@@ -45,7 +45,7 @@ class Called(NamedTuple):
     body: Any
     head: Any
 
-    def __call__(self, x):
+    def __call__(self, x: Any) -> None:
         raise AssertionError("called")
 
 
@@ -55,23 +55,23 @@ def test_a_mask_of_a_class_that_can_be_called_is_a_tree():
     assert anchor.shape == (2,)
 
 
-def own(value):
+def make_strategy_with_center(value: int) -> sa.Strategy:
     """A strategy with a center of this value."""
 
-    def center(params, state):
+    def center(params: Any, state: Any) -> Any:
         return jax.tree.map(lambda x: 0 * x + value, params)
 
     return sa.Strategy(center=center)
 
 
-def kernels(path, shape):
+def is_kernel(path: str, shape: tuple[int, ...]) -> bool:
     return path.endswith("/kernel")
 
 
 # The last member that knows a center for a leaf gives it, else it is the mean, 1. The
 # digits are the centers of bias, kernel and scale.
-FIVE = own(5)
-SEVEN = own(7)
+FIVE = make_strategy_with_center(5)
+SEVEN = make_strategy_with_center(7)
 GRADIENTS = sa.sync_sgd()
 AVERAGE = sa.average()
 CENTERS = {
@@ -88,9 +88,9 @@ CENTERS = {
     "whole over a part": (chain(masked(FIVE, IN_BODY), SEVEN), "777"),
     "two parts": (chain(masked(FIVE, KERNEL), masked(SEVEN, IN_HEAD)), "157"),
     "part over part": (chain(masked(SEVEN, IN_BODY), masked(FIVE, KERNEL)), "751"),
-    "part of a part": (masked(masked(FIVE, kernels), IN_BODY), "151"),
+    "part of a part": (masked(masked(FIVE, is_kernel), IN_BODY), "151"),
     "part of a chain of parts": (
-        masked(chain(SEVEN, masked(FIVE, kernels)), IN_BODY),
+        masked(chain(SEVEN, masked(FIVE, is_kernel)), IN_BODY),
         "751",
     ),
     "parts, nested": (
@@ -104,43 +104,43 @@ CENTERS = {
 def test_center_of_each_leaf_is_that_of_the_last_member_with_its_own(name):
     strategy, digits = CENTERS[name]
 
-    def center(params):
+    def center(params: Any) -> Any:
         return strategy.center(params, strategy.init(params))
 
     params = jax.tree.map(jnp.asarray, unflatten(np.ones((3, SIZE))))
-    apart = jax.tree.map(lambda x: jnp.cumsum(x, 0) - 1, params)  # 0, 1 and 2
+    lane_params = jax.tree.map(lambda x: jnp.cumsum(x, 0) - 1, params)  # 0, 1 and 2
     mapped = jax.vmap(center, axis_name="lanes")
-    of_a_device = jax.tree.map(lambda x: x[None], apart)
-    found = flatten(jax.vmap(mapped, axis_name="devices")(of_a_device), lead=2)
+    device_params = jax.tree.map(lambda x: x[None], lane_params)
+    centers = flatten(jax.vmap(mapped, axis_name="devices")(device_params), lead=2)
     expected = np.repeat([int(x) for x in digits], [4, 12, 1])
-    np.testing.assert_array_equal(found, np.tile(expected, (1, 3, 1)))
+    np.testing.assert_array_equal(centers, np.tile(expected, (1, 3, 1)))
 
 
 def test_personal_layers_are_not_sent():
     """Neither gradients nor models, in a mask or around one."""
-    for whole, part in [
+    for strategy, part in [
         (sa.sync_sgd(), masked(sa.sync_sgd(), IN_BODY)),
         (
             sa.delayed(sa.diloco(4), 2),
             sa.delayed(sa.every(masked(sa.diloco(1), IN_BODY), 4), 2),
         ),
     ]:
-        all_sent, sent = (
-            sa.communication(each, unflatten(START), workers=2, steps=8)
-            for each in (whole, part)
-        )
-        assert sent.bytes_per_worker == all_sent.bytes_per_worker * 16 / SIZE
-        assert sent.syncs == all_sent.syncs > 0
+        counts = sa.communication(strategy, unflatten(START), workers=2, steps=8)
+        part_counts = sa.communication(part, unflatten(START), workers=2, steps=8)
+        assert part_counts.bytes_per_worker == counts.bytes_per_worker * 16 / SIZE
+        assert part_counts.syncs == counts.syncs > 0
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("float64")
 def test_combinators_work_in_a_loop_of_ones_own_over_a_single_axis():
-    def parts(**axis):
-        seldom = sa.participating(
+    def make_strategy(**axis: str) -> sa.Strategy:
+        weighted_bmuf = sa.participating(
             sa.bmuf(4, **axis), lambda step, workers: jnp.arange(workers), stale=True
         )
-        slow = sa.paced(masked(seldom, IN_BODY), [4, 3, 2, 1])
-        return chain(slow, masked(sa.sync_sgd(**axis), IN_HEAD))
+        paced_body = sa.paced(masked(weighted_bmuf, IN_BODY), [4, 3, 2, 1])
+        return chain(paced_body, masked(sa.sync_sgd(**axis), IN_HEAD))
 
-    assert_same(train(parts(axis="batch"), axis="batch"), train(parts()))
+    assert_same(
+        train(make_strategy(axis="batch"), axis="batch"), train(make_strategy())
+    )

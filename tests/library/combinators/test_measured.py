@@ -1,6 +1,8 @@
 """Moves that `measured` finds between syncs, against NumPy by hand."""
 
 import itertools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -36,65 +38,82 @@ PARTS = {  # the entries of each part
 pytestmark = pytest.mark.usefixtures("float64")
 
 
-def vectors(trees, part):
+# Leaves with the workers in front.
+Arrays = dict[str, np.ndarray]
+# (a leaf at a round's start, at its end) -> the leaf at the start of the next round.
+SyncByHand = Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+
+def take_vectors(arrays: Arrays, part: str) -> np.ndarray:
     """The workers' vectors of a part, (workers, entries)."""
-    cut = [trees[name][:, at] if at != ... else trees[name] for name, at in PARTS[part]]
-    return np.concatenate([x.reshape(WORKERS, -1) for x in cut], axis=1)
+    vectors = []
+    for name, layer in PARTS[part]:
+        leaf = arrays[name] if layer == ... else arrays[name][:, layer]
+        vectors.append(leaf.reshape(WORKERS, -1))
+    return np.concatenate(vectors, axis=1)
 
 
-def by_hand(after):
-    """The figures of each round, (rounds, 4, parts); `after` makes the next start."""
+def compute_figures(start: np.ndarray, end: np.ndarray, synced: np.ndarray) -> list:
+    """The four figures of a round; its arguments are (workers, entries)."""
+    moves = end - start
+    distances = ((end - end.mean(0)) ** 2).sum(1)
+    cosines = [
+        a @ b / np.linalg.norm(a) / np.linalg.norm(b)
+        for a, b in itertools.combinations(moves, 2)
+    ]
+    return [
+        np.linalg.norm(moves.mean(0)),
+        np.sqrt(distances.mean()),
+        np.mean(cosines),
+        np.linalg.norm((synced - start).mean(0)),
+    ]
+
+
+def compute_all_figures(sync: SyncByHand) -> np.ndarray:
+    """The figures of all rounds, (rounds, 4, parts)."""
     start = {k: np.array([x] * WORKERS) for k, x in START.items()}
-    found = []
-    for first in range(0, STEPS, PERIOD):
-        drift = {k: x[first : first + PERIOD].sum(0) for k, x in DRIFTS.items()}
+    figures_by_round = []
+    for step in range(0, STEPS, PERIOD):
+        drift = {k: x[step : step + PERIOD].sum(0) for k, x in DRIFTS.items()}
         end = {k: start[k] - RATE * drift[k] for k in START}
-        new = {k: after(start[k], end[k]) for k in START}
-        rows = []
-        for part in PARTS:
-            came, went, left = (vectors(x, part) for x in (start, end, new))
-            move = went - came
-            rows.append(
-                (
-                    np.linalg.norm(move.mean(0)),
-                    np.sqrt(((went - went.mean(0)) ** 2).sum(1).mean()),
-                    np.mean(
-                        [
-                            a @ b / np.linalg.norm(a) / np.linalg.norm(b)
-                            for a, b in itertools.combinations(move, 2)
-                        ]
-                    ),
-                    np.linalg.norm((left - came).mean(0)),
-                )
+        synced = {k: sync(start[k], end[k]) for k in START}
+        figures_by_part = [
+            compute_figures(
+                take_vectors(start, part),
+                take_vectors(end, part),
+                take_vectors(synced, part),
             )
-        found.append(np.transpose(rows))
-        start = new
-    return np.array(found)
+            for part in PARTS
+        ]
+        figures_by_round.append(np.transpose(figures_by_part))
+        start = synced
+    return np.array(figures_by_round)
 
 
-def averaged(start, end):
+def average_models(start: np.ndarray, end: np.ndarray) -> np.ndarray:
     return np.array([end.mean(0)] * WORKERS)
 
 
-def half_way(start, end):
+def step_half_way(start: np.ndarray, end: np.ndarray) -> np.ndarray:
     """DiLoCo with plain SGD at 0.5: all workers start at one anchor."""
     return np.array([(start + 0.5 * (end - start)).mean(0)] * WORKERS)
 
 
-MADE = {
-    "model_averaging": (sa.model_averaging(PERIOD), averaged),
-    "diloco": (sa.diloco(PERIOD, outer_lr=0.5, outer_momentum=0.0), half_way),
+# A strategy, and its sync by hand.
+STRATEGIES = {
+    "model_averaging": (sa.model_averaging(PERIOD), average_models),
+    "diloco": (sa.diloco(PERIOD, outer_lr=0.5, outer_momentum=0.0), step_half_way),
 }
 
 
-def loss(params, batch):
+def loss(params: Any, batch: Any) -> Any:
     """A loss whose gradient is the batch."""
-    each = jax.tree.map(lambda p, b: jnp.sum(p * b.mean(0)), params, batch)
-    return sum(jax.tree.leaves(each))
+    products = jax.tree.map(lambda p, b: jnp.sum(p * b.mean(0)), params, batch)
+    return sum(jax.tree.leaves(products))
 
 
-def near(found, expected):
-    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+def assert_near(actual: Any, expected: Any) -> None:
+    np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +125,7 @@ def near(found, expected):
     ],
 )
 def test_metrics_of_a_run_are_the_figures_by_hand(name, form):
-    strategy, after = MADE[name]
+    strategy, sync_by_hand = STRATEGIES[name]
     placement = sa.Placement(lanes=2, lane_form=form) if form else sa.Placement()
     trainer = sa.DataParallel(
         loss,
@@ -116,28 +135,28 @@ def test_metrics_of_a_run_are_the_figures_by_hand(name, form):
         placement=placement,
     )
     state, metrics = trainer.run(trainer.init(START), DRIFTS)
-    found = np.stack(metrics["measured"], 1)
-    near(found[PERIOD - 1 :: PERIOD], by_hand(after))
-    assert not found[::PERIOD].any()  # between syncs
-    near(np.stack(state.sync.figures, 0)[..., 0, 0, :], by_hand(after)[-1])
+    expected = compute_all_figures(sync_by_hand)
+    figures = np.stack(metrics["measured"], 1)  # (steps, 4, parts)
+    assert_near(figures[PERIOD - 1 :: PERIOD], expected)
+    assert not figures[::PERIOD].any()  # between syncs
+    assert_near(np.stack(state.sync.figures, 0)[..., 0, 0, :], expected[-1])
 
 
-def test_the_parts_have_names():
+def test_parts_are_named_by_leaf_and_layer():
     assert sa.parts_of(START, LAYERED) == [*PARTS]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("by_leaf", [True, False])
 def test_figures_in_stacked_and_in_a_loop_of_ones_own(by_leaf):
-    expected = by_hand(averaged)[:, :, : None if by_leaf else 1]
-    own = {"layered": LAYERED, "by_leaf": by_leaf}
-    strategy = sa.measured(sa.model_averaging(PERIOD, axis="w"), **own)
-
-    def each(x):
-        return jnp.array([x] * WORKERS)
-
+    expected = compute_all_figures(average_models)
+    if not by_leaf:
+        expected = expected[:, :, :1]
+    strategy = sa.measured(
+        sa.model_averaging(PERIOD, axis="w"), layered=LAYERED, by_leaf=by_leaf
+    )
     stacked = sa.stacked(strategy)
-    start = jax.tree.map(each, START)
+    start = jax.tree.map(lambda x: jnp.array([x] * WORKERS), START)
     for make, sync in (
         (stacked.init, stacked.sync),
         (
@@ -148,25 +167,25 @@ def test_figures_in_stacked_and_in_a_loop_of_ones_own(by_leaf):
         replica = sa.Replica(start)
         state = make(start)
         for step in range(STEPS):
-            now = {k: x - RATE * DRIFTS[k][step] for k, x in replica.params.items()}
-            replica, state = sync(sa.Replica(now), state, step)
+            params = {k: x - RATE * DRIFTS[k][step] for k, x in replica.params.items()}
+            replica, state = sync(sa.Replica(params), state, step)
             if (step + 1) % PERIOD == 0:
                 for row in np.stack(state.figures, 1):  # all workers have the same
-                    near(row, expected[step // PERIOD])
+                    assert_near(row, expected[step // PERIOD])
 
 
 @pytest.mark.slow
-def test_what_reduces_gradients_is_measured_at_every_step():
+def test_a_strategy_that_reduces_gradients_is_measured_at_every_step():
     trainer = sa.DataParallel(
         loss, optax.sgd(RATE), sa.measured(sa.sync_sgd()), workers=WORKERS
     )
     _, metrics = trainer.run(trainer.init(START), DRIFTS)
     figures = metrics["measured"]
-    near(figures.cosine, 1)
-    near(figures.spread, 0)
-    near(figures.outer_step[:, 1:], figures.mean_move[:, 1:])
+    assert_near(figures.cosine, 1)
+    assert_near(figures.spread, 0)
+    assert_near(figures.outer_step[:, 1:], figures.mean_move[:, 1:])
     means = np.linalg.norm(DRIFTS["w"].mean(1).reshape(STEPS, -1), axis=1)
-    near(figures.mean_move[:, -1], RATE * means)
+    assert_near(figures.mean_move[:, -1], RATE * means)
 
 
 @pytest.mark.slow
@@ -190,7 +209,7 @@ def test_what_reduces_gradients_is_measured_at_every_step():
 def test_a_move_is_what_the_strategy_makes_of_local_steps(strategy):
     """All workers go to their mean: the mean move is the outer step."""
 
-    def ends(step):
+    def ends(step: jax.Array) -> jax.Array:
         return (step + 1) % PERIOD == 0
 
     for measured in (sa.measured(strategy, ends=ends), sa.measured(strategy)):
@@ -198,10 +217,10 @@ def test_a_move_is_what_the_strategy_makes_of_local_steps(strategy):
         _, metrics = trainer.run(trainer.init(START), DRIFTS)
         figures = metrics["measured"]
         assert (figures.mean_move[PERIOD - 1 :: PERIOD, 0] > 0.01).all()
-        near(figures.mean_move, figures.outer_step)
+        assert_near(figures.mean_move, figures.outer_step)
 
 
-def test_what_is_undefined_is_said_so():
+def test_a_cosine_that_is_undefined_is_marked():
     """A part that does not move has no cosine; the others and the whole have."""
     trainer = sa.DataParallel(
         lambda p, b: loss({"w": p["w"]}, {"w": b["w"]}) + 0 * p["scale"],
@@ -237,13 +256,12 @@ def test_a_member_that_changes_the_local_step_is_refused():
 
 
 def test_metrics_take_the_figures_of_one_strategy():
-    each = [
-        sa.masked(
-            sa.measured(sa.average()), {**dict.fromkeys(START, False), name: True}
-        )
-        for name in ("scale", "w")
-    ]
-    trainer = sa.DataParallel(loss, optax.sgd(RATE), sa.chain(*each), workers=WORKERS)
+    def measure_leaf(name: str) -> sa.Strategy:
+        mask = dict.fromkeys(START, False) | {name: True}
+        return sa.masked(sa.measured(sa.average()), mask)
+
+    strategy = sa.chain(measure_leaf("scale"), measure_leaf("w"))
+    trainer = sa.DataParallel(loss, optax.sgd(RATE), strategy, workers=WORKERS)
     state = trainer.init(START)
     with pytest.raises(ValueError, match="measured: metrics hold one strategy's"):
         trainer.run(state, DRIFTS)
@@ -251,15 +269,14 @@ def test_metrics_take_the_figures_of_one_strategy():
 
 def test_short_floats_of_palsgd_are_measured_as_it_holds_them():
     strategy = sa.palsgd(PERIOD, learning_rate=RATE)
-    short = np.ones(3, "f2")
-    sent = [
-        sa.communication(x, short, workers=2, steps=PERIOD).bytes_per_worker
-        for x in (strategy, sa.measured(strategy, by_leaf=False))
-    ]
-    assert sent[1] > 4 * sent[0]
+    params = np.ones(3, "f2")
+    measured = sa.measured(strategy, by_leaf=False)
+    counts = sa.communication(strategy, params, workers=2, steps=PERIOD)
+    measured_counts = sa.communication(measured, params, workers=2, steps=PERIOD)
+    assert measured_counts.bytes_per_worker > 4 * counts.bytes_per_worker
 
 
-def figures_of(strategy, moves):
+def measure_round(strategy: sa.Strategy, moves: np.ndarray) -> sa.Figures:
     """The figures of a round of two steps; each worker moves by its row in each."""
     trainer = sa.DataParallel(
         lambda params, batch: -jnp.sum(params * batch[0]),
@@ -285,17 +302,17 @@ AWAY = {"far": [1000.0, 1000], "still": [0.0, 0], "lost": [np.nan, 1]}
 def test_a_worker_of_weight_0_is_in_no_figure(name, away):
     weights = WEIGHTS[name]
     strategy = sa.participating(sa.model_averaging(2), lambda step, n: weights)
-    figures = figures_of(strategy, np.array([*MOVES, AWAY[away]]))
+    figures = measure_round(strategy, np.array([*MOVES, AWAY[away]]))
     moves = 2 * MOVES
     shares = weights[:3] / weights.sum()
     mean = shares @ moves
     distances = np.sum((moves - mean) ** 2, axis=1)
     directions = moves / np.linalg.norm(moves, axis=1, keepdims=True)
     cosines = [a @ b for a, b in itertools.combinations(directions, 2)]
-    near(figures.mean_move, np.linalg.norm(mean))
-    near(figures.spread, np.sqrt(shares @ distances))
-    near(figures.cosine, np.mean(cosines))
-    near(figures.outer_step, np.linalg.norm(mean))
+    assert_near(figures.mean_move, np.linalg.norm(mean))
+    assert_near(figures.spread, np.sqrt(shares @ distances))
+    assert_near(figures.cosine, np.mean(cosines))
+    assert_near(figures.outer_step, np.linalg.norm(mean))
 
 
 @pytest.mark.parametrize(
@@ -309,6 +326,6 @@ def test_no_cosine_is_made_up_where_there_is_none(moves, weights):
     strategy = sa.participating(
         sa.model_averaging(2), lambda step, n: jnp.array(weights)
     )
-    assert figures_of(strategy, np.array(moves)).cosine == -2
+    assert measure_round(strategy, np.array(moves)).cosine == -2
     if all(weights):
-        assert figures_of(sa.model_averaging(2), np.array(moves)).cosine == -2
+        assert measure_round(sa.model_averaging(2), np.array(moves)).cosine == -2

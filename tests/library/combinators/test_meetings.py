@@ -1,5 +1,7 @@
 """Values where two combinators meet: weights, paces, phases, delays and graphs."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,26 +11,41 @@ from support.tiers import tiers
 
 import syncalgos as sa
 
-ONE = np.ones((16, 4), np.float32)
+UNIT_MOVES = np.ones((16, 4), np.float32)
 MOMENTUM = optax.sgd(1.0, momentum=0.5)
 OF_STATE = sa.average("opt_state")
 PACED = sa.paced(sa.model_averaging(4), [1, 9, 9, 9])
 FIRST_RESTS = sa.paced(sa.model_averaging(4), [0, 9, 9, 9])
 
 
-def but_the_first(step, workers):
+def skip_first_worker(step: jax.Array, workers: int) -> jax.Array:
     return jnp.arange(workers) > 0
 
 
-def weighted(strategy):
-    return sa.participating(strategy, but_the_first)
+def weigh(strategy: sa.Strategy) -> sa.Strategy:
+    return sa.participating(strategy, skip_first_worker)
 
 
-def trained(strategy, *moves, optimizer=None):
-    """(all replicas, center, losses) after worker w moved by moves[step, w] / rate.
+class TrainedWorkers(NamedTuple):
+    """What training leaves.
 
-    One of each moves, from the same start.
+    Attributes:
+        replicas: the workers' params, (workers,).
+        center: the center's.
+        losses: of each step, (steps,).
     """
+
+    replicas: np.ndarray
+    center: float
+    losses: np.ndarray
+
+
+def train(
+    strategy: sa.Strategy,
+    *moves: np.ndarray,
+    optimizer: optax.GradientTransformation | None = None,
+) -> list[TrainedWorkers]:
+    """Trains from one start with each of the moves, (steps, workers) / rate."""
     trainer = sa.DataParallel(
         lambda p, batch: -(p["t"][0] * batch).mean(),
         optimizer or optax.sgd(1.0),
@@ -36,100 +53,119 @@ def trained(strategy, *moves, optimizer=None):
         workers=4,
     )
 
-    def after(moves):
+    def run(moves: np.ndarray) -> TrainedWorkers:
         state, metrics = trainer.run(trainer.init({"t": jnp.zeros(4)}), moves)
         replicas = state.replica.params["t"]
         center = trainer.center(state).params["t"]
-        return np.reshape(replicas, (4, -1))[:, 0], float(center[0]), metrics["loss"]
+        return TrainedWorkers(
+            replicas=np.reshape(replicas, (4, -1))[:, 0],
+            center=float(center[0]),
+            losses=metrics["loss"],
+        )
 
-    return [after(each) for each in moves]
+    return [run(worker_moves) for worker_moves in moves]
 
 
 # Strategies in which worker 0 computes, but takes no part, and its inner optimizer.
-NOBODY = {
-    "mixed at once": (sa.delayed(weighted(sa.model_averaging(4)), 0, alpha=0.5), None),
-    "gradients, delayed": (sa.delayed(weighted(sa.sync_sgd()), 2), None),
-    "moving average": (sa.ema(weighted(sa.model_averaging(4)), 0.5), None),
-    "moving average inside": (weighted(sa.ema(sa.model_averaging(4), 0.5)), None),
+WITHOUT_FIRST = {
+    "mixed at once": (sa.delayed(weigh(sa.model_averaging(4)), 0, alpha=0.5), None),
+    "gradients, delayed": (sa.delayed(weigh(sa.sync_sgd()), 2), None),
+    "moving average": (sa.ema(weigh(sa.model_averaging(4)), 0.5), None),
+    "moving average inside": (weigh(sa.ema(sa.model_averaging(4), 0.5)), None),
     "moving average of the paced": (sa.ema(FIRST_RESTS, 0.5), None),
     "optimizer at syncs": (
-        sa.at_syncs(weighted(sa.model_averaging(2)), OF_STATE),
+        sa.at_syncs(weigh(sa.model_averaging(2)), OF_STATE),
         MOMENTUM,
     ),
     "in a phase": (
         sa.chain(
-            sa.until(weighted(sa.sync_sgd()), 8),
-            sa.after(weighted(sa.model_averaging(4)), 8),
+            sa.until(weigh(sa.sync_sgd()), 8),
+            sa.after(weigh(sa.model_averaging(4)), 8),
         ),
         None,
     ),
 }
 
 
-FEW = "mixed at once", "gradients, delayed", "moving average"
+DEFAULT_CASES = "mixed at once", "gradients, delayed", "moving average"
 
 
-@pytest.mark.parametrize("name", tiers(NOBODY, default=FEW))
-def test_who_takes_no_part_reaches_nothing(name):
-    strategy, optimizer = NOBODY[name]
-    one = ONE[:6]
-    bad = ONE[:6].copy()
-    bad[:, 0] = np.nan
-    expected, found = trained(strategy, one, bad, optimizer=optimizer)
-    np.testing.assert_array_equal(found[0][1:], expected[0][1:])
-    assert found[1] == expected[1]
-    np.testing.assert_array_equal(found[2], expected[2])
+@pytest.mark.parametrize("name", tiers(WITHOUT_FIRST, default=DEFAULT_CASES))
+def test_a_worker_that_takes_no_part_reaches_nothing(name):
+    strategy, optimizer = WITHOUT_FIRST[name]
+    moves = UNIT_MOVES[:6]
+    moves_with_nan = moves.copy()
+    moves_with_nan[:, 0] = np.nan
+    expected, trained = train(strategy, moves, moves_with_nan, optimizer=optimizer)
+    np.testing.assert_array_equal(trained.replicas[1:], expected.replicas[1:])
+    assert trained.center == expected.center
+    np.testing.assert_array_equal(trained.losses, expected.losses)
 
 
-UNEVEN = ONE.copy()
+UNEVEN = UNIT_MOVES.copy()
 UNEVEN[4:, 0] = 1000
-APART = ONE * [1, 2, 3, 4]
+UNEQUAL_MOVES = UNIT_MOVES * [1, 2, 3, 4]
 LATE_AVERAGE = sa.every(sa.average(), 3)
-# A strategy, the moves, the replicas and the center after them.
-VALUES = {
-    "a pace ends with its phase": (
+
+
+class Meeting(NamedTuple):
+    """A strategy, the workers' moves, and what they leave.
+
+    Attributes:
+        strategy: of two combinators.
+        moves: the workers' at each step, (steps, workers).
+        replicas: the workers' params after them.
+        center: the center after them.
+    """
+
+    strategy: sa.Strategy
+    moves: np.ndarray
+    replicas: list[float]
+    center: float
+
+
+MEETINGS = {
+    "a pace ends with its phase": Meeting(
         sa.chain(sa.until(PACED, 8), sa.after(sa.sync_sgd(), 8)),
-        ONE,
+        UNIT_MOVES,
         [14.5] * 4,
         14.5,
     ),
-    "a pace begins with its phase": (
+    "a pace begins with its phase": Meeting(
         sa.chain(sa.until(sa.sync_sgd(), 8), sa.after(PACED, 8)),
-        ONE[:9],
+        UNIT_MOVES[:9],
         [9] * 4,
         9,
     ),
-    "a weight ends with its phase": (
-        sa.chain(
-            sa.until(weighted(sa.sync_sgd()), 4), sa.after(sa.model_averaging(4), 4)
-        ),
+    "a weight ends with its phase": Meeting(
+        sa.chain(sa.until(weigh(sa.sync_sgd()), 4), sa.after(sa.model_averaging(4), 4)),
         UNEVEN[:7],
         [3004, 7, 7, 7],
         (3004 + 21) / 4,
     ),
-    "gradients under way end with their phase": (
+    "gradients under way end with their phase": Meeting(
         sa.chain(sa.until(sa.delayed(sa.sync_sgd(), 2), 8), sa.after(sa.sync_sgd(), 8)),
-        APART[:10],
+        UNEQUAL_MOVES[:10],
         [20] * 4,
         20,
     ),
-    "what is chained behind a pace stays": (
+    "what is chained behind a pace stays": Meeting(
         sa.chain(PACED, LATE_AVERAGE),
-        APART[:4],
+        UNEQUAL_MOVES[:4],
         [9.25] * 4,
         9.25,
     ),
-    "nothing arrives of a round without anybody": (
+    "nothing arrives of a round without anybody": Meeting(
         sa.delayed(
             sa.participating(sa.model_averaging(2), lambda step, n: jnp.zeros(n)), 1
         ),
-        APART[:6],
+        UNEQUAL_MOVES[:6],
         [6, 12, 18, 24],
         15,
     ),
-    "local gradients are not delayed": (
+    "local gradients are not delayed": Meeting(
         sa.delayed(sa.fedprox(16, proximal=1e-30), 2),
-        APART[:3],
+        UNEQUAL_MOVES[:3],
         [3, 6, 9, 12],
         7.5,
     ),
@@ -139,22 +175,22 @@ VALUES = {
 LATER = "a pace begins with its phase", "what is chained behind a pace stays"
 
 
-@pytest.mark.parametrize("name", tiers(VALUES, {*VALUES} - {*LATER}))
-def test_values_where_two_meet(name):
-    strategy, moves, replicas, center = VALUES[name]
-    [(found, mean, _)] = trained(strategy, moves)
-    np.testing.assert_allclose(found, replicas, rtol=1e-6)
-    np.testing.assert_allclose(mean, center, rtol=1e-6)
+@pytest.mark.parametrize("name", tiers(MEETINGS, {*MEETINGS} - {*LATER}))
+def test_two_combinators_that_meet_leave_these_values(name):
+    meeting = MEETINGS[name]
+    [trained] = train(meeting.strategy, meeting.moves)
+    np.testing.assert_allclose(trained.replicas, meeting.replicas, rtol=1e-6)
+    np.testing.assert_allclose(trained.center, meeting.center, rtol=1e-6)
 
 
 def test_losses_count_all_workers_behind_a_phase_of_weights():
     """After four steps all are at 4; worker 0 has a loss of -4000, the others of -4."""
-    strategy, *_ = VALUES["a weight ends with its phase"]
-    [(_, _, losses)] = trained(strategy, UNEVEN[:5])
-    np.testing.assert_allclose(losses, [0, -1, -2, -3, -1003], rtol=1e-6)
+    strategy = MEETINGS["a weight ends with its phase"].strategy
+    [trained] = train(strategy, UNEVEN[:5])
+    np.testing.assert_allclose(trained.losses, [0, -1, -2, -3, -1003], rtol=1e-6)
 
 
-def test_who_rests_keeps_what_came_behind_its_sync():
+def test_a_worker_that_rests_keeps_what_came_behind_its_sync():
     """Momentum after an arrival, at which all have the mean: see `at_syncs`."""
     slow = sa.async_diloco(2, slowest=0.5, optimizer=MOMENTUM)
     trainer = sa.DataParallel(
@@ -187,13 +223,13 @@ TURNS = {
 
 @pytest.mark.parametrize("name", tiers(TURNS, ["gossip", "push_sum"]))
 def test_a_changing_graph_takes_its_turns_by_exchanges(name):
-    apart = np.zeros((32, 4), np.float32)
-    apart[0] = range(4)
+    moves = np.zeros((32, 4), np.float32)
+    moves[0] = range(4)
     turns = sa.every(TURNS[name], 4)
     late = sa.delayed(sa.every(sa.chain(TURNS[name], OF_STATE), 4), 1)
     for strategy in (turns, late):
-        [(replicas, *_)] = trained(strategy, apart)
-        np.testing.assert_array_equal(replicas, [1.5] * 4)
+        [trained] = train(strategy, moves)
+        np.testing.assert_array_equal(trained.replicas, [1.5] * 4)
 
 
 def test_a_local_method_behind_a_phase_sends_no_losses():
@@ -203,4 +239,6 @@ def test_a_local_method_behind_a_phase_sends_no_losses():
         sa.decided(sa.after(sa.model_averaging(3), 6), lambda r, s, step: step > 5),
         workers=4,
     )
-    assert not trainer.run(trainer.init(jnp.float32(0)), ONE[:6])[1]["decided"].any()
+    assert not trainer.run(trainer.init(jnp.float32(0)), UNIT_MOVES[:6])[1][
+        "decided"
+    ].any()

@@ -1,5 +1,8 @@
 """Workers that skip rounds or local steps: what their weights reach, and what not."""
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,33 +23,42 @@ WEIGHTS = np.array([3.0, 1, 0, 0])
 OF_WORKERS = np.array([1.0, 2, 30, 40])  # what each worker's data hold
 
 
-def three_to_one(step, workers):
+def weigh_three_to_one(step: jax.Array, workers: int) -> jax.Array:
     return jnp.asarray(WEIGHTS)
 
 
-def running(params, buffers, batch, key):
+def compute_loss(
+    params: Any, buffers: Any, batch: Any, key: jax.Array
+) -> tuple[jax.Array, tuple[Any, Any]]:
     """Pulls params to the data, whose running mean is a buffer beside a key."""
     total = buffers["mean"] + 0.1 * (jnp.mean(batch) - buffers["mean"])
     loss = jnp.mean((params - batch) ** 2) / 2
     return loss, ({**buffers, "mean": total}, {"seen": jnp.mean(batch)})
 
 
-def trainer_of(strategy, loss=running, optimizer=None):
+def make_trainer(
+    strategy: sa.Strategy,
+    loss: Callable = compute_loss,
+    optimizer: optax.GradientTransformation | None = None,
+) -> sa.DataParallel:
     return sa.DataParallel(
         loss, optimizer or optax.sgd(0.1), strategy, workers=4, backend="vmap"
     )
 
 
-BESIDE = sa.chain(sa.average("opt_state"), sa.average("buffers"))
-ONE_GATE = sa.every(sa.chain(sa.average(), BESIDE), 2)
+AVERAGE_THE_REST = sa.chain(sa.average("opt_state"), sa.average("buffers"))
+ONE_GATE = sa.every(sa.chain(sa.average(), AVERAGE_THE_REST), 2)
 WEIGHED = {
-    "one gate": participating(ONE_GATE, three_to_one),
-    "stale, one gate": participating(ONE_GATE, three_to_one, stale=True),
-    "gradients": participating(sa.sync_sgd(), three_to_one),
-    "stale": participating(model_averaging(2), three_to_one, stale=True),
-    "at syncs": sa.at_syncs(participating(model_averaging(2), three_to_one), BESIDE),
+    "one gate": participating(ONE_GATE, weigh_three_to_one),
+    "stale, one gate": participating(ONE_GATE, weigh_three_to_one, stale=True),
+    "gradients": participating(sa.sync_sgd(), weigh_three_to_one),
+    "stale": participating(model_averaging(2), weigh_three_to_one, stale=True),
+    "at syncs": sa.at_syncs(
+        participating(model_averaging(2), weigh_three_to_one), AVERAGE_THE_REST
+    ),
     "stale, at syncs": sa.at_syncs(
-        participating(model_averaging(2), three_to_one, stale=True), BESIDE
+        participating(model_averaging(2), weigh_three_to_one, stale=True),
+        AVERAGE_THE_REST,
     ),
 }
 
@@ -54,7 +66,7 @@ WEIGHED = {
 @pytest.mark.parametrize("name", tiers(WEIGHED, ["gradients"]))
 def test_weights_reach_all_that_is_made_of_the_workers(name):
     """Means by 3 : 1, and none of 30 and 40, whose gradients would be ten times."""
-    trainer = trainer_of(WEIGHED[name], optimizer=optax.sgd(0.1, momentum=0.5))
+    trainer = make_trainer(WEIGHED[name], optimizer=optax.sgd(0.1, momentum=0.5))
     buffers = {"mean": jnp.zeros(()), "key": jax.random.key(0)}
     state = trainer.init(jnp.zeros(()), buffers)
     theta = np.zeros(4)
@@ -86,23 +98,23 @@ def test_weights_reach_all_that_is_made_of_the_workers(name):
 def test_a_round_ends_when_any_member_of_a_chain_syncs(order):
     members = sa.every(sa.average(), 2), sa.every(sa.average("buffers"), 4)
 
-    def first_alone_at_fourth(step, workers):
+    def first_alone_at_fourth(step: jax.Array, workers: int) -> jax.Array:
         return jnp.arange(workers) < jnp.where(step == 3, 1, workers)
 
     strategy = participating(sa.chain(*members[::order]), first_alone_at_fourth)
-    trainer = trainer_of(strategy, lambda params, batch: -params * batch.mean())
+    trainer = make_trainer(strategy, lambda params, batch: -params * batch.mean())
     state, _ = trainer.run(trainer.init(jnp.zeros(())), OF_WORKERS[None])
     mean = 0.1 * OF_WORKERS.mean()
     assert relative_error(trainer.center(state).params, mean) <= ROUNDING
 
 
-def one_worker_a_round(step, workers):
+def weigh_one_worker_a_round(step: jax.Array, workers: int) -> jax.Array:
     """Rounds are two steps long; worker 0 alone counts in the first."""
     return jnp.arange(workers) == step // 2
 
 
 def test_buffers_are_weighed_by_the_round_that_has_ended():
-    trainer = trainer_of(participating(model_averaging(2), one_worker_a_round))
+    trainer = make_trainer(participating(model_averaging(2), weigh_one_worker_a_round))
     buffers = {"mean": jnp.zeros(()), "key": jax.random.key(0)}
     state = trainer.init(jnp.zeros(()), buffers)
     state, _ = trainer.run(state, np.tile(OF_WORKERS, (2, 1)))
@@ -112,8 +124,8 @@ def test_buffers_are_weighed_by_the_round_that_has_ended():
 
 def test_what_follows_a_late_sync_has_the_weights_of_when_it_was_sent():
     """Sent after two steps by worker 0, it arrives after three."""
-    late = sa.delayed(participating(model_averaging(2), one_worker_a_round), 1)
-    trainer = trainer_of(
+    late = sa.delayed(participating(model_averaging(2), weigh_one_worker_a_round), 1)
+    trainer = make_trainer(
         sa.at_syncs(late, sa.average("opt_state")),
         lambda params, batch: -params * batch.mean(),
         optax.sgd(0.1, momentum=0.5),
@@ -125,11 +137,11 @@ def test_what_follows_a_late_sync_has_the_weights_of_when_it_was_sent():
 
 
 def test_a_reset_leaves_no_residual_to_a_worker_that_skips_it():
-    def first_skips_the_reset(step, workers):
+    def first_skips_the_reset(step: jax.Array, workers: int) -> jax.Array:
         return (jnp.arange(workers) > 0) | (step % 2 == 0)
 
     reducer = reducers.low_bit(4, reset_period=2)
-    trainer = trainer_of(
+    trainer = make_trainer(
         participating(sa.reduce_with(reducer), first_skips_the_reset),
         lambda params, batch: -(params @ jnp.array([1.0, 0.37, 0.19])) * batch.mean(),
     )
@@ -146,7 +158,7 @@ def test_a_reset_leaves_no_residual_to_a_worker_that_skips_it():
 
 
 def test_a_paced_worker_without_steps_is_in_no_buffers_and_no_metrics():
-    trainer = trainer_of(paced(model_averaging(2), [2, 2, 0, 0]))
+    trainer = make_trainer(paced(model_averaging(2), [2, 2, 0, 0]))
     buffers = {"mean": jnp.zeros(()), "key": jax.random.key(0)}
     state = trainer.init(jnp.zeros(()), buffers)
     state, metrics = trainer.run(state, np.tile(OF_WORKERS, (2, 1)))
@@ -161,21 +173,21 @@ def test_a_paced_worker_without_steps_is_in_no_buffers_and_no_metrics():
 def test_metrics_are_not_weighed_where_every_worker_makes_steps():
     """Those in bfloat16 are averaged as without a pace, and stay so."""
 
-    def loss(params, buffers, batch, key):
-        seen = jnp.bfloat16(jnp.mean(batch))
-        return params * jnp.mean(batch), (buffers, {"seen": seen})
+    def loss(params: Any, buffers: Any, batch: Any, key: jax.Array) -> Any:
+        batch_mean = jnp.bfloat16(jnp.mean(batch))
+        return params * jnp.mean(batch), (buffers, {"seen": batch_mean})
 
-    trainer = trainer_of(paced(model_averaging(2), [2, 1, 1, 1]), loss)
+    trainer = make_trainer(paced(model_averaging(2), [2, 1, 1, 1]), loss)
     _, metrics = trainer.run(trainer.init(jnp.zeros(()), ()), OF_WORKERS[None])
     assert metrics["seen"].dtype == jnp.bfloat16
     assert metrics["seen"][0] == jnp.bfloat16(OF_WORKERS.mean())
 
 
 def test_evaluate_takes_the_weighted_buffers():
-    def loss(params, buffers, batch, key):
+    def loss(params: Any, buffers: Any, batch: Any, key: jax.Array) -> Any:
         return buffers + 0 * params * batch.mean(), (batch.mean(), {})
 
-    trainer = trainer_of(participating(model_averaging(2), three_to_one), loss)
+    trainer = make_trainer(participating(model_averaging(2), weigh_three_to_one), loss)
     state = trainer.init(jnp.zeros(()), jnp.zeros(()))
     state, _ = trainer.run(state, OF_WORKERS[None])
     assert trainer.evaluate(state, OF_WORKERS[None])["loss"][0] == 1.25
@@ -193,13 +205,13 @@ FEEDBACK = {
 def test_a_worker_that_skips_keeps_its_residual(name):
     """It sends nothing: the result is as if its residual were 0."""
 
-    def second_skips(step, workers):
+    def second_skips(step: jax.Array, workers: int) -> jax.Array:
         return jnp.where((step == 1) & (jnp.arange(workers) == 1), 0.0, 1.0)
 
     reduced = sa.reduce_with(FEEDBACK[name]("workers"), axis="workers")
     strategy = participating(reduced, second_skips)
 
-    def step(grads, state, number):
+    def step(grads: Any, state: Any, number: int) -> tuple[Any, Any]:
         return strategy.reduce(grads, sa.Replica(grads), state, number)
 
     mapped = jax.jit(jax.vmap(step, axis_name="workers", in_axes=(0, 0, None)))
@@ -207,8 +219,8 @@ def test_a_worker_that_skips_keeps_its_residual(name):
     _, state = mapped(grads, jax.vmap(strategy.init, axis_name="workers")(grads), 0)
     residuals, form = jax.tree.flatten(state)
     np.testing.assert_array_equal(residuals[0], [[0, 1, 0, 1]] * 2)
-    combined, after = mapped(grads, state, 1)
-    np.testing.assert_array_equal(jax.tree.leaves(after)[0][1], [0, 1, 0, 1])
+    combined, new_state = mapped(grads, state, 1)
+    np.testing.assert_array_equal(jax.tree.leaves(new_state)[0][1], [0, 1, 0, 1])
     residuals[0] = residuals[0].at[1].set(0)
     without, _ = mapped(grads, form.unflatten(residuals), 1)
     np.testing.assert_array_equal(combined, without)
@@ -224,8 +236,10 @@ def test_nothing_is_sent_in_a_round_in_which_nobody_takes_part(strategy, steps):
     in_vain = participating(
         strategy, lambda step, workers: jnp.ones(workers) * (step // 4 != 1)
     )
-    sent = sa.communication(in_vain, unflatten(START), workers=2, steps=12).per_step
-    assert np.flatnonzero(np.diff(sent, prepend=0)).tolist() == steps
+    byte_totals = sa.communication(
+        in_vain, unflatten(START), workers=2, steps=12
+    ).per_step
+    assert np.flatnonzero(np.diff(byte_totals, prepend=0)).tolist() == steps
 
 
 def test_sampled_draws_its_share_anew_at_each_step_and_for_each_seed():
@@ -233,7 +247,7 @@ def test_sampled_draws_its_share_anew_at_each_step_and_for_each_seed():
 
     @jax.jit
     @jax.vmap
-    def drawn(step):
+    def drawn(step: jax.Array) -> tuple[list[jax.Array], list[jax.Array]]:
         of_shares = [jnp.sum(sampled(fraction)(step, 8)) for fraction, _ in shares]
         return of_shares, [sampled(0.5, seed=seed)(step, 8) for seed in (0, 1)]
 
@@ -251,21 +265,21 @@ def test_sampled_draws_its_share_anew_at_each_step_and_for_each_seed():
 
 @pytest.mark.slow
 def test_weighted_means_of_float16_do_not_overflow():
-    def loss(params, buffers, *_):
+    def loss(params: Any, buffers: Any, *_: Any) -> Any:
         return 0 * params, (buffers, {"seen": buffers})
 
     alone = participating(model_averaging(1), lambda step, n: jnp.arange(n) == 3)
-    trainer = trainer_of(alone, loss)
+    trainer = make_trainer(alone, loss)
     state = trainer.init(jnp.float16(20000), jnp.float16(30000))
     state, metrics = trainer.run(state, np.zeros((1, 4)))
     center = trainer.center(state)
     assert (center.params, center.buffers) == (20000, 30000)
-    of_five = trainer.evaluate(state, np.zeros((1, 5)))
-    assert (metrics["seen"][0], of_five["seen"][0]) == (30000, 30000)
+    evaluation = trainer.evaluate(state, np.zeros((1, 5)))
+    assert (metrics["seen"][0], evaluation["seen"][0]) == (30000, 30000)
 
 
 def test_bfloat16_keeps_its_dtype():
-    weighted = participating(model_averaging(2), three_to_one, stale=True)
+    weighted = participating(model_averaging(2), weigh_three_to_one, stale=True)
     trained = train(paced(weighted, [2, 1, 1, 0]), steps=4, dtype=jnp.bfloat16)
     leaves = jax.tree.leaves(trained.replica.params)
     assert all(leaf.dtype == jnp.bfloat16 for leaf in leaves)

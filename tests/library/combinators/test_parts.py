@@ -17,7 +17,9 @@ PARAMS = {"w": np.zeros(3, np.float32)}
 ROWS = np.ones((4, 8, 3), np.float32)  # (steps, global batch, numbers)
 
 
-def train(strategy, optimizer=None):
+def train(
+    strategy: sa.Strategy, optimizer: optax.GradientTransformation | None = None
+) -> tuple[Any, Any]:
     trainer = sa.DataParallel(
         lambda params, batch: jnp.mean((params["w"] - batch) ** 2),
         optimizer or optax.sgd(0.1),
@@ -28,71 +30,73 @@ def train(strategy, optimizer=None):
     return trainer.run(trainer.init(PARAMS), ROWS)
 
 
-def to_scalars(tree):
+def sum_leaves(tree: Any) -> Any:
     return jax.tree.map(jnp.sum, tree)
 
 
-def to_half(tree):
+def cast_to_half(tree: Any) -> Any:
     return jax.tree.map(lambda x: x.astype(jnp.float16), tree)
 
 
-def changing(change):
+def change_mean(change: Callable[[Any], Any]) -> optax.GradientTransformation:
     """A transformation that changes the form of the mean."""
     return optax.stateless(lambda updates, _: change(collectives.mean(updates)))
 
 
-def scalar_steps(learning_rate):
+def make_scalar_steps(learning_rate: float) -> optax.GradientTransformation:
     """An optimizer whose updates are single numbers."""
-    return optax.chain(optax.sgd(learning_rate), optax.stateless(summed))
+    return optax.chain(optax.sgd(learning_rate), optax.stateless(sum_updates))
 
 
-def summed(updates, params):
-    return to_scalars(updates)
+def sum_updates(updates: Any, params: Any) -> Any:
+    return sum_leaves(updates)
 
 
-def one_array():
+def return_one_array() -> Any:
     return leafwise(collectives.mean)
 
 
-def one_number():
+def return_one_number() -> Any:
     return leafwise(lambda x: (collectives.mean(x).sum(), x))
 
 
-def combining(change):
+def make_reducer(change: Callable[[Any, Any, Any], Any]) -> reducers.Reducer:
     """A Reducer by hand, of which `change` makes the result of combine."""
     return reducers.Reducer(
         lambda updates, state, step: change(collectives.mean(updates), updates, state)
     )
 
 
-def two_values():
-    return combining(lambda mean, updates, state: (mean, state))
+def return_two_values() -> reducers.Reducer:
+    return make_reducer(lambda mean, updates, state: (mean, state))
 
 
-def a_list():
-    return combining(lambda mean, updates, state: [mean, updates, state])
+def return_list() -> reducers.Reducer:
+    return make_reducer(lambda mean, updates, state: [mean, updates, state])
 
 
-def scalar_mean():
-    return combining(lambda mean, updates, state: (to_scalars(mean), updates, state))
+def return_scalar_mean() -> reducers.Reducer:
+    return make_reducer(lambda mean, updates, state: (sum_leaves(mean), updates, state))
 
 
-def scalar_sent():
-    return combining(lambda mean, updates, state: (mean, to_scalars(updates), state))
+def return_scalar_sent() -> reducers.Reducer:
+    return make_reducer(lambda mean, updates, state: (mean, sum_leaves(updates), state))
 
 
-def half_mean():
-    return combining(lambda mean, updates, state: (to_half(mean), updates, state))
+def return_half_mean() -> reducers.Reducer:
+    return make_reducer(
+        lambda mean, updates, state: (cast_to_half(mean), updates, state)
+    )
 
 
-def bare_mean():
-    return combining(lambda mean, updates, state: (mean["w"], updates, state))
+def return_bare_mean() -> reducers.Reducer:
+    return make_reducer(lambda mean, updates, state: (mean["w"], updates, state))
 
 
-def rows_for_values():
-    def combine(updates, state, step):
-        combined, sent = over_leaves(collectives.mean, 2, updates)
-        return combined, sent, state
+def return_rows() -> reducers.Reducer:
+    def combine(updates: Any, state: Any, step: jax.Array) -> tuple[Any, Any, Any]:
+        combined, sent_updates = over_leaves(collectives.mean, 2, updates)
+        return combined, sent_updates, state
 
     return reducers.Reducer(combine)
 
@@ -112,26 +116,34 @@ class Part(NamedTuple):
 SHAPE = r"changes {}\['w'\] from float32\[3\] to {}: shape and dtype must stay"
 REDUCERS = {
     "one array for two": Part(
-        one_array, "combine must return 2 values for a leaf, got JitTracer"
+        return_one_array, "combine must return 2 values for a leaf, got JitTracer"
     ),
-    "one number for a leaf": Part(one_number, SHAPE.format("combined", r"float32\[\]")),
+    "one number for a leaf": Part(
+        return_one_number, SHAPE.format("combined", r"float32\[\]")
+    ),
     "two values": Part(
-        two_values,
+        return_two_values,
         r"combine of a Reducer must return \(combined, sent, state\), got \(dict, ",
     ),
-    "a list": Part(a_list, r"must return \(combined, sent, state\), got \(dict, dict"),
-    "scalars": Part(scalar_mean, SHAPE.format("combined", r"float32\[\]")),
-    "scalars that were sent": Part(scalar_sent, SHAPE.format("sent", r"float32\[\]")),
-    "half": Part(half_mean, SHAPE.format("combined", r"float16\[3\]")),
-    "a bare leaf": Part(bare_mean, "changes the structure of combined: combined is"),
+    "a list": Part(
+        return_list, r"must return \(combined, sent, state\), got \(dict, dict"
+    ),
+    "scalars": Part(return_scalar_mean, SHAPE.format("combined", r"float32\[\]")),
+    "scalars that were sent": Part(
+        return_scalar_sent, SHAPE.format("sent", r"float32\[\]")
+    ),
+    "half": Part(return_half_mean, SHAPE.format("combined", r"float16\[3\]")),
+    "a bare leaf": Part(
+        return_bare_mean, "changes the structure of combined: combined is"
+    ),
     "rows for values": Part(
-        rows_for_values, "over_leaves: function must return 2 values for a leaf"
+        return_rows, "over_leaves: function must return 2 values for a leaf"
     ),
     "scalars by optax": Part(
-        lambda: changing(to_scalars), SHAPE.format("updates", r"float32\[\]")
+        lambda: change_mean(sum_leaves), SHAPE.format("updates", r"float32\[\]")
     ),
     "half by optax": Part(
-        lambda: changing(to_half), SHAPE.format("updates", r"float16\[3\]")
+        lambda: change_mean(cast_to_half), SHAPE.format("updates", r"float16\[3\]")
     ),
 }
 PLACES = {
@@ -157,13 +169,13 @@ def test_a_reducer_keeps_the_form_of_what_it_combines(place, name):
         train(PLACES[place](part.make()))
 
 
-def private():
+def make_private_optimizer() -> Any:
     return optax.contrib.differentially_private_aggregate(1.0, 0.1, jax.random.key(0))
 
 
 OPTIMIZERS = {
-    "private gradients": private,
-    "scalars": lambda: scalar_steps(0.1),
+    "private gradients": make_private_optimizer,
+    "scalars": lambda: make_scalar_steps(0.1),
     "an array of rates": lambda: optax.sgd(lambda step: jnp.full((2, 3), 0.1)),
 }
 
@@ -176,14 +188,14 @@ def test_an_optimizer_gives_each_leaf_steps_of_its_shape(name):
         train(sa.sync_sgd(), optimizer)
     with pytest.raises(ValueError, match=f"outer_step: outer {message}"):
         train(sa.outer_step(optimizer))
-    inner = sa.as_optimizer(sa.lookahead(2), optimizer)
+    wrapped_optimizer = sa.as_optimizer(sa.lookahead(2), optimizer)
     with pytest.raises(ValueError, match=f"as_optimizer: inner {message}"):
-        inner.update(PARAMS, inner.init(PARAMS), PARAMS)
+        wrapped_optimizer.update(PARAMS, wrapped_optimizer.init(PARAMS), PARAMS)
 
 
 def test_an_optimizer_may_step_in_other_floats():
-    def to_float16(updates, params):
-        return to_half(updates)
+    def to_float16(updates: Any, params: Any) -> Any:
+        return cast_to_half(updates)
 
     optimizer = optax.chain(optax.sgd(0.5), optax.stateless(to_float16))
     state, _ = train(sa.sync_sgd(), optimizer)

@@ -1,6 +1,9 @@
 """Refusals of combinators and their words: when made, or with the first state."""
 
+import itertools
 from collections import namedtuple
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,37 +30,47 @@ PALSGD = sa.palsgd(4, learning_rate=0.1)
 SLOW = sa.async_diloco(4, slowest=0.5)
 
 
-Own = namedtuple("Own", "arrays")
-OWN = optax.GradientTransformation(
-    Own, lambda grads, state, params=None: (grads, state)
+UserState = namedtuple("UserState", "arrays")
+USER_OPTIMIZER = optax.GradientTransformation(
+    UserState, lambda grads, state, params=None: (grads, state)
 )
 
 
-def made(strategy):
+def make_state(strategy: sa.Strategy) -> Any:
     """Makes a strategy's first state."""
     return strategy.init(unflatten(START))
 
 
-def alike(step, workers):
+def weigh_alike(step: jax.Array, workers: int) -> jax.Array:
     return jnp.ones(workers)
 
 
-def weighing(weights):
+def train_weighted(weights: Callable) -> None:
     """Trains workers of these weights."""
     train(sa.participating(AVERAGED, weights))
 
 
-def synced(strategy):
+def sync_once(strategy: sa.Strategy) -> None:
     """Syncs a replica whose optimizer has momentum."""
     params = {"w": jnp.ones((3, 2))}
     strategy.sync(sa.Replica(params, MOMENTUM.init(params)), strategy.init(params), 0)
 
 
-def moments_of(optimizer):
+def find_second_moments(optimizer: Any) -> None:
     """Looks for the second moments of an optimizer."""
     _optax_states.map_moments(2, lambda tree: tree, optimizer.init(jnp.ones(2)))
 
 
+# Clocks that may skip turns of a graph that changes with each.
+IRREGULAR_CLOCKS = (
+    lambda strategy: sa.when(strategy, lambda step: step % 3 == 0),
+    lambda strategy: sa.every(strategy, lambda step: 2),
+    lambda strategy: sa.every(sa.every(strategy, 2), 4),
+    lambda strategy: sa.decided(strategy, weigh_alike),
+)
+CHANGING_GRAPHS = sa.gossip(), sa.gossip(topology=[np.eye(2), np.eye(2)[::-1]])
+
+# A call, and a pattern in its refusal.
 CALLS = [
     (lambda: sa.chain(sa.bmuf), r"chain: expected a Strategy, .*bmuf\(\)"),
     (lambda: sa.chain(sa.average(), 3), "chain: expected a Strategy, got 3"),
@@ -68,11 +81,14 @@ CALLS = [
     (lambda: sa.average("parms"), "field of Replica 'parms'; did you mean 'params'"),
     (lambda: sa.average(reduce=3), "average: expected an optax GradientTransformation"),
     (
-        lambda: made(sa.average("buffers", optax.trace(0.9))),
+        lambda: make_state(sa.average("buffers", optax.trace(0.9))),
         "cannot average buffers: use one without state",
     ),
     *(
-        (lambda late=late: made(sa.every(sa.average(reduce=late), 2)), "begin with 0")
+        (
+            lambda late=late: make_state(sa.every(sa.average(reduce=late), 2)),
+            "begin with 0",
+        )
         for late in (
             sa.reducers.late,
             sa.reducers.error_feedback(sa.reducers.late("int8")),
@@ -81,7 +97,7 @@ CALLS = [
         )
     ),
     (
-        lambda: synced(
+        lambda: sync_once(
             sa.outer_step(
                 optax.sgd(1.0), optax.chain(sa.reducers.late(), optax.scale(1.0))
             )
@@ -94,7 +110,7 @@ CALLS = [
     (lambda: sa.reset(MULTI), r"pass its \.gradient_transformation\(\)"),
     *(
         (
-            lambda mask=mask: synced(sa.masked(sa.reset(MOMENTUM), mask)),
+            lambda mask=mask: sync_once(sa.masked(sa.reset(MOMENTUM), mask)),
             "outside masked",
         )
         for mask in ({"w": False}, {"w": slice(0, 2)})
@@ -119,14 +135,8 @@ CALLS = [
         "every 4 steps, but never at the end of a period of 4",
     ),
     *(
-        (lambda around=around, graph=graph: around(graph), "graph changes with each")
-        for around in (
-            lambda x: sa.when(x, lambda step: step % 3 == 0),
-            lambda x: sa.every(x, lambda step: 2),
-            lambda x: sa.every(sa.every(x, 2), 4),
-            lambda x: sa.decided(x, alike),
-        )
-        for graph in (sa.gossip(), sa.gossip(topology=[np.eye(2), np.eye(2)[::-1]]))
+        (lambda wrap=wrap, graph=graph: wrap(graph), "graph changes with each")
+        for wrap, graph in itertools.product(IRREGULAR_CLOCKS, CHANGING_GRAPHS)
     ),
     (
         lambda: sa.every(sa.qg_dsgdm(topology="exponential", learning_rate=0.1), 2),
@@ -153,7 +163,7 @@ CALLS = [
     (lambda: sa.delayed(DECIDED, 2), "they depend on the workers' data"),
     # A steady drift would end where it started.
     *(
-        (lambda late=late: made(late), "no local step would be kept")
+        (lambda late=late: make_state(late), "no local step would be kept")
         for late in (
             sa.delayed(sa.diloco(4), 8, alpha=0.5),
             sa.delayed(sa.every(sa.average(), lambda step: 4), 6),
@@ -164,17 +174,29 @@ CALLS = [
     (lambda: sa.sampled(0), "sampled: fraction must be .* above 0, got 0"),
     (lambda: sa.sampled(1.5), "sampled: fraction must be at most 1, got 1.5"),
     (lambda: sa.sampled(0.5, least=0), "sampled: least must be .* at least 1, got 0"),
-    (lambda: sa.participating(sa.bmuf, alike), "participating: expected a Strategy"),
-    (lambda: sa.participating(AVERAGED, 0.5), "schedule must be a function, got 0.5"),
-    (lambda: sa.participating(SLOW, alike), "participating: .* acts at every local"),
-    (lambda: sa.participating(DECIDED, alike), "participating: .* they depend on"),
-    (lambda: weighing(lambda *_: jnp.ones(3)), r"the 4 workers, got shape \(3,\)"),
     (
-        lambda: weighing(lambda *_: np.r_[1, np.nan, 1, 1]),
+        lambda: sa.participating(sa.bmuf, weigh_alike),
+        "participating: expected a Strategy",
+    ),
+    (lambda: sa.participating(AVERAGED, 0.5), "schedule must be a function, got 0.5"),
+    (
+        lambda: sa.participating(SLOW, weigh_alike),
+        "participating: .* acts at every local",
+    ),
+    (
+        lambda: sa.participating(DECIDED, weigh_alike),
+        "participating: .* they depend on",
+    ),
+    (
+        lambda: train_weighted(lambda *_: jnp.ones(3)),
+        r"the 4 workers, got shape \(3,\)",
+    ),
+    (
+        lambda: train_weighted(lambda *_: np.r_[1, np.nan, 1, 1]),
         "finite and at least 0, got nan for worker 1 at local step 0",
     ),
     (
-        lambda: weighing(lambda step, _: jnp.r_[1, 1, 1, 5 - step]),
+        lambda: train_weighted(lambda step, _: jnp.r_[1, 1, 1, 5 - step]),
         "finite and at least 0, got -1.0 for worker 3 at local step 6",
     ),
     (lambda: sa.paced(sa.bmuf, [1]), "paced: expected a Strategy"),
@@ -186,17 +208,20 @@ CALLS = [
         for strategy in (sa.gpa(), sa.post_local_sgd(), sa.gradient_tracking())
     ),
     *(
-        (lambda around=around: around(FEDAVG), words)
-        for around, words in [
-            (lambda x: sa.participating(x, alike), "already weights its workers"),
+        (lambda wrap=wrap: wrap(FEDAVG), pattern)
+        for wrap, pattern in [
+            (lambda x: sa.participating(x, weigh_alike), "already weights its workers"),
             (lambda x: sa.at_syncs(x, FEDAVG), "already weights its workers"),
-            (lambda x: sa.decided(x, alike), "decided: the weights of `participating`"),
+            (
+                lambda x: sa.decided(x, weigh_alike),
+                "decided: the weights of `participating`",
+            ),
         ]
     ),
     (lambda: sa.paced(sa.chain(sa.ema(AVERAGED, 0.5)), [0, 9]), "ema around the whole"),
     *(
-        (lambda around=around: sa.paced(around(PALSGD), [4, 2]), "paced: palsgd would")
-        for around in (
+        (lambda wrap=wrap: sa.paced(wrap(PALSGD), [4, 2]), "paced: palsgd would")
+        for wrap in (
             lambda x: x,
             lambda x: sa.ema(x, 0.5),
             lambda x: sa.at_syncs(x, RESET),
@@ -205,11 +230,14 @@ CALLS = [
     (lambda: train(sa.paced(AVERAGED, [1, 2])), "4 workers: give one for each worker"),
     # Masks and fragments.
     (lambda: sa.masked(sa.bmuf, True), r"masked: expected a Strategy.*bmuf\(\)"),
-    (lambda: made(sa.masked(AVERAGED, 1)), "must hold booleans or slices, got 1"),
-    (lambda: made(sa.masked(AVERAGED, {"body": "yes", "head": False})), "got 'yes'"),
-    (lambda: made(sa.masked(AVERAGED, {"boddy": True, "head": False})), "masked"),
+    (lambda: make_state(sa.masked(AVERAGED, 1)), "must hold booleans or slices, got 1"),
     (
-        lambda: made(sa.masked(AVERAGED, {"body": True, "head": slice(0, 1)})),
+        lambda: make_state(sa.masked(AVERAGED, {"body": "yes", "head": False})),
+        "got 'yes'",
+    ),
+    (lambda: make_state(sa.masked(AVERAGED, {"boddy": True, "head": False})), "masked"),
+    (
+        lambda: make_state(sa.masked(AVERAGED, {"body": True, "head": slice(0, 1)})),
         "mask of a leaf without axes must be",
     ),
     (
@@ -217,8 +245,8 @@ CALLS = [
         r"unknown cut 'rows' \(one of: leaves, bytes, layers\)",
     ),
     *(
-        (lambda cut=cut: made(sa.streaming_diloco(cut=cut)), words)
-        for cut, words in [
+        (lambda cut=cut: make_state(sa.streaming_diloco(cut=cut)), pattern)
+        for cut, pattern in [
             (lambda path, shape: 4, "a fragment must be below fragments = 4, got 4"),
             (lambda path, shape: True, "cut: a fragment must be a whole .* got True"),
             (lambda: 0, r"cut is called with \(path, shape\), but takes \(\)"),
@@ -226,16 +254,28 @@ CALLS = [
     ),
     # Decisions, what follows a sync, and moving averages.
     (lambda: sa.decided(sa.average(), 3), "vote must be a function, got 3"),
-    (lambda: sa.decided(sa.average, alike), r"a Strategy, .*call it: average\(\)"),
-    (lambda: sa.decided(sa.sync_sgd(), alike), "replicas and not reduce gradients"),
-    (lambda: sa.decided(sa.Strategy(), alike), "decided: strategy must sync"),
-    (lambda: sa.decided(LATE, alike), "must not act at every step"),
-    (lambda: sa.decided(sa.after(sa.bmuf(4), 4), alike), "must not act at every step"),
-    (lambda: sa.decided(PALSGD, alike), "must not act at every"),
-    (lambda: sa.decided(SLOW, alike), "decided: this strategy acts at every local"),
+    (
+        lambda: sa.decided(sa.average, weigh_alike),
+        r"a Strategy, .*call it: average\(\)",
+    ),
+    (
+        lambda: sa.decided(sa.sync_sgd(), weigh_alike),
+        "replicas and not reduce gradients",
+    ),
+    (lambda: sa.decided(sa.Strategy(), weigh_alike), "decided: strategy must sync"),
+    (lambda: sa.decided(LATE, weigh_alike), "must not act at every step"),
+    (
+        lambda: sa.decided(sa.after(sa.bmuf(4), 4), weigh_alike),
+        "must not act at every step",
+    ),
+    (lambda: sa.decided(PALSGD, weigh_alike), "must not act at every"),
+    (
+        lambda: sa.decided(SLOW, weigh_alike),
+        "decided: this strategy acts at every local",
+    ),
     *(
-        (lambda strategy=strategy: sa.at_syncs(strategy, sa.reset(SGD)), words)
-        for strategy, words in [
+        (lambda strategy=strategy: sa.at_syncs(strategy, sa.reset(SGD)), pattern)
+        for strategy, pattern in [
             (sa.bmuf, "at_syncs: expected a Strategy"),
             (sa.sync_sgd(), "never syncs"),
             (sa.until(sa.masked(sa.sync_sgd(), True), 4), "never syncs"),
@@ -250,16 +290,19 @@ CALLS = [
     ),
     # Workers that do not wait.
     *(
-        (lambda settings=settings: train(sa.async_diloco(2, **settings)), words)
-        for settings, words in [
+        (lambda settings=settings: train(sa.async_diloco(2, **settings)), pattern)
+        for settings, pattern in [
             ({"early_momentum": 0.3}, r"must be at most 1 / 4, .* got 0.3"),
             ({"slowest": 1.5}, "slowest must be at most 1, got 1.5"),
             ({"optimizer": optax.sgd}, "optimizer must be an optax optimizer"),
         ]
     ),
     *(
-        (lambda held=held: train(held, MOMENTUM), "another optimizer than optimizer=")
-        for held in (
+        (
+            lambda strategy=strategy: train(strategy, MOMENTUM),
+            "another optimizer than optimizer=",
+        )
+        for strategy in (
             sa.heloco(2, optimizer=SGD),
             sa.halos(2, optimizer=optax.apply_if_finite(MOMENTUM, 9)),
             sa.palsgd(2, learning_rate=0.1, optimizer=SGD),
@@ -267,35 +310,54 @@ CALLS = [
     ),
     *(
         (
-            lambda held=held: train(sa.masked(held, {"body": True, "head": False})),
+            lambda strategy=strategy: train(
+                sa.masked(strategy, {"body": True, "head": False})
+            ),
             "leave optimizer= out",
         )
-        for held in (
+        for strategy in (
             sa.async_diloco(2, optimizer=MOMENTUM),
             sa.palsgd(2, learning_rate=0.1, optimizer=MOMENTUM),
         )
     ),
     *(
-        (lambda held=held: sa.every(held, 4), "when: this strategy acts at every local")
-        for held in (
+        (
+            lambda strategy=strategy: sa.every(strategy, 4),
+            "when: this strategy acts at every local",
+        )
+        for strategy in (
             SLOW,
             sa.chain(sa.average("buffers"), SLOW),
             sa.paced(SLOW, [4, 2]),
         )
     ),
-    (lambda: moments_of(contrib.madgrad(0.1)), r"\(MadgradState\) has no moments"),
-    (lambda: moments_of(optax.chain(MOMENTUM, OWN)), r"\(Own\) has no moments"),
-    (lambda: moments_of(GALORE), r"\(GaLoreState\) has no mean over the workers"),
+    (
+        lambda: find_second_moments(contrib.madgrad(0.1)),
+        r"\(MadgradState\) has no moments",
+    ),
+    (
+        lambda: find_second_moments(optax.chain(MOMENTUM, USER_OPTIMIZER)),
+        r"\(UserState\) has no moments",
+    ),
+    (
+        lambda: find_second_moments(GALORE),
+        r"\(GaLoreState\) has no mean over the workers",
+    ),
     *(
-        (lambda held=held: train(held, optimizer=GALORE), r"GaLoreState\) has no mean")
-        for held in (sa.at_syncs(AVERAGED, sa.average("opt_state")), MIXED)
+        (
+            lambda strategy=strategy: train(strategy, optimizer=GALORE),
+            r"GaLoreState\) has no mean",
+        )
+        for strategy in (sa.at_syncs(AVERAGED, sa.average("opt_state")), MIXED)
     ),
 ]
 
 
-@pytest.mark.parametrize(("call", "words"), CALLS, ids=[words for _, words in CALLS])
-def test_what_cannot_be_is_refused(call, words):
-    with jax.enable_x64(True), pytest.raises(ValueError, match=words):
+@pytest.mark.parametrize(
+    ("call", "pattern"), CALLS, ids=[pattern for _, pattern in CALLS]
+)
+def test_a_combination_that_makes_no_sense_is_refused(call, pattern):
+    with jax.enable_x64(True), pytest.raises(ValueError, match=pattern):
         call()
 
 
@@ -311,7 +373,7 @@ NO_MEANS = {
 
 
 @pytest.mark.parametrize("name", NO_MEANS)
-def test_what_is_no_mean_takes_no_weights(name):
-    strategy = sa.participating(NO_MEANS[name], alike)
+def test_a_strategy_that_takes_no_mean_is_given_no_weights(name):
+    strategy = sa.participating(NO_MEANS[name], weigh_alike)
     with pytest.raises(ValueError, match="is not a mean over the workers"):
         sa.communication(strategy, unflatten(START), workers=4, steps=2)

@@ -1,6 +1,8 @@
 """Rounds of fixed or scheduled length end where a loop in Python says."""
 
 import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,27 +20,29 @@ MARK = sa.Strategy(
 )
 
 
-def ends_seen(strategies, steps):
+def find_ends(
+    strategies: dict[str, sa.Strategy], steps: Iterable[int]
+) -> dict[str, list[int]]:
     """Returns the local steps at which MARK, so combined, is applied: by name.
 
     All in one program, as each would take as long to compile.
     """
 
-    def local_step(nothing, step):
-        acted = {}
+    def local_step(nothing: tuple[()], step: jax.Array) -> tuple[Any, Any]:
+        is_marked = {}
         for name, strategy in strategies.items():
             unmarked = sa.Replica(jnp.int32(-1))
             state = strategy.init(())
             replica, _ = strategy.sync(unmarked, state, step)
-            acted[name] = replica.params == step
-        return nothing, acted
+            is_marked[name] = replica.params == step
+        return nothing, is_marked
 
     numbers = np.array([*steps], np.int32)
-    _, acted = jax.jit(lambda: jax.lax.scan(local_step, (), numbers))()
-    return {name: numbers[x].tolist() for name, x in acted.items()}
+    _, is_marked = jax.jit(lambda: jax.lax.scan(local_step, (), numbers))()
+    return {name: numbers[x].tolist() for name, x in is_marked.items()}
 
 
-def ends_by_hand(length, steps):
+def walk_rounds(length: Callable[[int], Any], steps: Sequence[int]) -> list[int]:
     """The same, by going through all rounds: each is asked for at its first step."""
     ends = []
     start = 0
@@ -76,11 +80,14 @@ BEYOND = {
 @pytest.mark.slow
 def test_scheduled_rounds_end_after_as_many_steps_as_asked_at_their_start():
     """Within the table and beyond it."""
-    for lengths, firsts in (SCHEDULES, [0]), (BEYOND, [TABLED - 200, TABLED + 4000]):
-        steps = [first + k for first in firsts for k in range(1000)]
-        expected = {name: ends_by_hand(x, steps) for name, x in lengths.items()}
-        found = {name: sa.every(MARK, length) for name, length in lengths.items()}
-        assert ends_seen(found, steps) == expected
+    late_steps = [
+        *range(TABLED - 200, TABLED + 800),
+        *range(TABLED + 4000, TABLED + 5000),
+    ]
+    for lengths, steps in (SCHEDULES, range(1000)), (BEYOND, late_steps):
+        expected = {name: walk_rounds(x, steps) for name, x in lengths.items()}
+        strategies = {name: sa.every(MARK, length) for name, length in lengths.items()}
+        assert find_ends(strategies, steps) == expected
 
 
 def test_round_of_infinite_or_undefined_length_does_not_end():
@@ -91,7 +98,7 @@ def test_round_of_infinite_or_undefined_length_does_not_end():
     }
     beyond = [*range(TABLED + 500, TABLED + 600)]
     ends = [5, 11, 17, 23]
-    assert ends_seen(strategies, [*range(500), *beyond]) == {
+    assert find_ends(strategies, [*range(500), *beyond]) == {
         "inf": ends,
         "nan": ends,
         "-inf": [*ends, *range(24, 500), *beyond],
@@ -110,7 +117,7 @@ def test_conditions_periods_and_phases_act_at_their_steps():
         "one in another": sa.every(sa.every(MARK, lambda s: 3), 2),
         "chain": sa.chain(sa.until(MARK, 2), sa.every(MARK, 9)),
     }
-    assert ends_seen(strategies, range(20)) == {
+    assert find_ends(strategies, range(20)) == {
         "every": [6, 13],
         "every step": [*range(20)],
         "offset": [1, 6, 11, 16],
@@ -133,7 +140,7 @@ def test_a_sync_at_the_end_is_one_more_and_no_other():
         "phase": sa.after(sa.every(MARK, 9), 4),
     }
     ending = {name: sa.at_end(x, 20) for name, x in strategies.items()}
-    assert ends_seen(ending, range(20)) == {
+    assert find_ends(ending, range(20)) == {
         "period": [6, 13, 19],
         "schedule": [*range(5), 6, 8, 10, 13, 16, 19],
         "ends there": [4, 9, 14, 19],
@@ -157,26 +164,32 @@ def test_an_algorithm_whose_rounds_end_with_the_training_needs_no_other():
     assert sa.at_end(sa.scaffold(8, learning_rate=0.1), 16)
 
 
-@pytest.mark.parametrize(("period", "offset"), [(SCHEDULES["growing"], 0), (5, 2)])
-def test_communication_counts_the_ends_of_rounds(period, offset):
+@pytest.mark.parametrize(
+    ("period", "offset", "length"),
+    [
+        pytest.param(SCHEDULES["growing"], 0, SCHEDULES["growing"], id="schedule"),
+        # The first round ends with the offset.
+        pytest.param(5, 2, lambda step: 5 if step else 2, id="period with an offset"),
+    ],
+)
+def test_communication_counts_the_ends_of_rounds(period, offset, length):
     params = {"w": np.zeros((4, 4), np.float32)}
-    sent = sa.communication(
+    counts = sa.communication(
         sa.every(sa.average(), period, offset=offset), params, workers=2, steps=100
     )
-    moved = np.diff(sent.per_step, prepend=0)
-    length = period if callable(period) else lambda s: 5 if s else 2
-    ends = ends_by_hand(length, range(100))
-    assert np.flatnonzero(moved).tolist() == ends
-    assert set(moved[ends]) == {64}  # a ring of two sends all once
-    assert sent.syncs == len(ends)
+    step_bytes = np.diff(counts.per_step, prepend=0)
+    ends = walk_rounds(length, range(100))
+    assert np.flatnonzero(step_bytes).tolist() == ends
+    assert set(step_bytes[ends]) == {64}  # a ring of two sends all once
+    assert counts.syncs == len(ends)
 
 
 def test_scheduled_rounds_compile_once():
     """Whatever their lengths, and wherever a dispatch starts."""
-    asked = []
+    round_starts = []
 
-    def length(start):
-        asked.append(start)
+    def length(start: jax.Array) -> jax.Array:
+        round_starts.append(start)
         return 1 + start // 3
 
     trainer = sa.DataParallel(
@@ -189,11 +202,11 @@ def test_scheduled_rounds_compile_once():
     batches = np.ones((5, 2, 3), np.float32)
     state, _ = trainer.run(state, batches)
     seconds = trainer.compile_seconds
-    questions = len(asked)
+    num_questions = len(round_starts)
     for _ in range(3):
         state, _ = trainer.run(state, batches)
     assert trainer.compile_seconds == seconds
-    assert len(asked) == questions < 20
+    assert len(round_starts) == num_questions < 20
 
 
 def test_scheduled_rounds_end_in_a_map_over_some_axes_of_a_set_mesh():
@@ -204,7 +217,7 @@ def test_scheduled_rounds_end_in_a_map_over_some_axes_of_a_set_mesh():
         sa.average(axis="batch"), lambda step: jnp.where(step < 4, 2, 3)
     )
 
-    def sync(x, step):
+    def sync(x: jax.Array, step: jax.Array) -> jax.Array:
         return strategy.sync(sa.Replica(x), (), step)[0].params
 
     specs = {"in_specs": (rows, PartitionSpec()), "out_specs": rows}
@@ -212,5 +225,5 @@ def test_scheduled_rounds_end_in_a_map_over_some_axes_of_a_set_mesh():
         sync, mesh=mesh, axis_names={"batch"}, check_vma=False, **specs
     )
     with jax.set_mesh(mesh):
-        found = jax.jit(mapped)(jnp.arange(3.0), 1)
-    np.testing.assert_array_equal(found, 1.0)
+        params = jax.jit(mapped)(jnp.arange(3.0), 1)
+    np.testing.assert_array_equal(params, 1.0)

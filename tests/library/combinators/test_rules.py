@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,15 +26,15 @@ PACED = sa.paced(AVERAGED, [1, 2, 3, 4])
 STEADY = sa.async_diloco(4, slowest=0.5)
 
 
-def weigh_alike(step, workers):
+def weigh_alike(step: jax.Array, workers: int) -> jax.Array:
     return jnp.ones(workers)
 
 
-def vote(replica, state, step):
+def vote(replica: sa.Replica, state: Any, step: jax.Array) -> bool:
     return True
 
 
-def is_odd(step):
+def is_odd(step: jax.Array) -> jax.Array:
     return step % 2 == 1
 
 
@@ -49,24 +50,26 @@ def follow_syncs(strategy: sa.Strategy) -> sa.Strategy:
     return sa.at_syncs(strategy, sa.average("opt_state"))
 
 
-def pull(replica, state, step):
+def pull(replica: sa.Replica, state: Any, step: jax.Array) -> tuple[sa.Replica, Any]:
     mean = sa.collectives.mean(replica.params)
     middle = jax.tree.map(lambda x, m: (x + m) / 2, replica.params, mean)
     return replica._replace(params=middle), state
 
 
-def halve(values, params):
+def halve(values: Any, params: Any) -> Any:
     return jax.tree.map(lambda x, m: (x + m) / 2, values, sa.collectives.mean(values))
 
 
-def average_bf16(replica, state, step):
+def average_bf16(
+    replica: sa.Replica, state: Any, step: jax.Array
+) -> tuple[sa.Replica, Any]:
     return sa.average(reduce="bf16").sync(replica, state, step)
 
 
 HALF = optax.stateless(halve)
 
 
-def traced(strategy: sa.Strategy, buffers: object = ()) -> None:
+def trace_step(strategy: sa.Strategy, buffers: object = ()) -> None:
     """Traces a step of four workers."""
     params = unflatten(START)
     replica = sa.Replica(params, (), buffers)
@@ -104,12 +107,12 @@ REFUSED: dict[tuple[str, str], Callable[[], object]] = {
     ("participating", "unequal rounds"): lambda: weigh(
         sa.chain(sa.masked(AVERAGED, True), sa.masked(sa.model_averaging(3), True))
     ),
-    ("participating", "own params"): lambda: traced(weigh(sa.Strategy(sync=pull))),
-    ("participating", "own grads"): lambda: traced(weigh(sa.reduce_with(HALF))),
-    ("participating", "own state"): lambda: traced(
+    ("participating", "own params"): lambda: trace_step(weigh(sa.Strategy(sync=pull))),
+    ("participating", "own grads"): lambda: trace_step(weigh(sa.reduce_with(HALF))),
+    ("participating", "own state"): lambda: trace_step(
         weigh(sa.average("buffers", HALF)), np.ones(2)
     ),
-    ("participating", "hidden average"): lambda: traced(
+    ("participating", "hidden average"): lambda: trace_step(
         weigh(sa.Strategy(sync=average_bf16))
     ),
     ("paced", "never syncs"): lambda: sa.paced(sa.sync_sgd(), [1]),

@@ -1,5 +1,7 @@
 """Workers that skip, and what optax transformations do before their reducer weighs."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +19,7 @@ MEAN = reducers.mean(axis="batch")
 CLIP_THEN_MEAN = optax.chain(optax.clip(1.0), MEAN)
 
 
-def one_to_two(step, workers):
+def one_to_two(step: jax.Array, workers: int) -> jax.Array:
     return jnp.asarray(WEIGHTS)
 
 
@@ -66,7 +68,7 @@ def test_momentum_in_front_of_a_mean_is_each_workers_own():
 
 
 def test_worker_that_skips_sends_nothing_of_its_earlier_momentum():
-    def leaves_after_a_step(step, workers):
+    def leaves_after_a_step(step: jax.Array, workers: int) -> jax.Array:
         return jnp.where(step == 0, jnp.ones(workers), jnp.asarray(WEIGHTS))
 
     momentum_then_mean = optax.chain(optax.trace(0.5), MEAN)
@@ -97,7 +99,7 @@ def test_weights_that_are_equal_change_nothing(reduce):
     np.testing.assert_allclose(reduce_twice(equal), reduce_twice(strategy), rtol=1e-6)
 
 
-def send_by_pmean(updates, state, params=None):
+def send_by_pmean(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
     return jax.lax.pmean(updates, "batch"), state
 
 
@@ -114,7 +116,7 @@ def test_transformation_that_sends_without_a_reducer_is_weighed(transformation):
     np.testing.assert_allclose(reduce_twice(strategy), [PLAIN_MEAN] * 3, rtol=1e-6)
 
 
-def reduce_leaves(transformation: optax.GradientTransformation):
+def reduce_leaves(transformation: optax.GradientTransformation) -> dict[str, jax.Array]:
     """What a transformation makes of two leaves that hold the same gradients."""
     strategy = weigh(sa.reduce_with(transformation, axis="batch"))
 
@@ -139,7 +141,7 @@ def test_gradients_that_are_sent_beside_a_reducer_are_refused(is_jitted):
 
 
 def test_reducer_inside_another_one_does_not_weigh_again():
-    def combine(updates, state, step):
+    def combine(updates: Any, state: Any, step: jax.Array) -> tuple[Any, Any, Any]:
         return MEAN.update(updates, ())[0], updates, state
 
     own_reducer = sa.reducers.Reducer(combine)

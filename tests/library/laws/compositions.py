@@ -1,6 +1,6 @@
 """Random compositions of strategies, as the text of expressions.
 
-A composition is drawn by the names of `names`: the registry's algorithms with the
+A composition is drawn by the names of `make_names`: the registry's algorithms with the
 arguments of `requirements.py`, and all combinators. A new algorithm is drawn as it is.
 """
 
@@ -19,8 +19,8 @@ from support.requirements import VALUES, make, parameters
 import syncalgos as sa
 
 
-def listed(text: str, by: str = "|") -> list[str]:
-    return [each.strip() for each in text.split(by)]
+def split_texts(text: str, separator: str = "|") -> list[str]:
+    return [item.strip() for item in text.split(separator)]
 
 
 LR = VALUES["learning_rate"]
@@ -44,26 +44,26 @@ TREES = {
 }
 
 # Drawn arguments of algorithms that have a parameter of the name.
-DRAWN = {
+ARGUMENTS = {
     "period": ["2", "3", "4"],
     "reduce": ["R"],
     "optimizer": ["None", "OPT"],
     "topology": ["'ring'", "'exponential'", "'complete'"],
     "slowest": ["1.0", "0.4"],
 }
-PARTS = listed(
+STRATEGIES = split_texts(
     """average() | outer_step(optax.sgd(1.0)) | outer_step(optax.adam(.1)) |
     outer_step(optax.sgd(.7, momentum=.5)) | outer_step(optax.sgd(1.0), R) |
     reduce_with(R) | average('params', R)"""
 )
-REDUCERS = listed(
+REDUCERS = split_texts(
     """'mean' | 'median' | 'trimmed' | 'clipped' | 'int8' | reducers.top_k(.3) |
     reducers.random_k(.3) | reducers.sign() | reducers.low_bit(8) |
     reducers.power_sgd(1) | reducers.error_feedback(reducers.top_k(.3)) |
     reducers.ef21(reducers.top_k(.3)) |
     reducers.error_feedback(reducers.random_k(.3)) | reducers.late(reducers.mean())"""
 )
-AROUND = listed(
+WRAPPERS = split_texts(
     """every(X, P) | every(X, 4, offset=1) | every(X, GROWS) | when(X, ODD) |
     until(X, 7) | after(X, 6) | chain(until(sync_sgd(), 6), after(X, 6)) |
     chain(until(X, 8), after(sync_sgd(), 8)) | chain(until(X, 8), after(Y, 8)) |
@@ -77,7 +77,7 @@ AROUND = listed(
     at_syncs(X, average('opt_state')) | at_syncs(X, average('buffers')) |
     chain(X, every(average(), P)) | chain(every(average('opt_state'), P), X)"""
 )
-NEUTRAL = listed(
+NEUTRAL = split_texts(
     """every(X, 1) | chain(X) | chain(X, Strategy()) | chain(Strategy(), X) |
     when(X, ALWAYS) | until(X, 10**6) | after(X, 0) | delayed(X, 0) |
     masked(X, True) | masked(X, WHOLE) | participating(X, ALIKE) |
@@ -86,16 +86,16 @@ NEUTRAL = listed(
 )
 
 
-def names(workers: int, optimizer: str) -> dict[str, Any]:
+def make_names(workers: int, optimizer: str) -> dict[str, Any]:
     """The names of an expression."""
-    rest = [9] * (workers - 1)
+    other_quotas = [9] * (workers - 1)
     return {name: getattr(sa, name) for name in dir(sa) if name[0] != "_"} | {
         **{name: functools.partial(make, name) for name in sa.ALGORITHMS},
         "optax": optax,
         "OPT": OPTIMIZERS[optimizer],
         "PART": functools.partial(jax.tree.map, lambda x: jnp.ndim(x) != 2),
-        "ROWS": functools.partial(jax.tree.map, lambda x: rows(x, 2)),
-        "WHOLE": functools.partial(jax.tree.map, lambda x: rows(x, None)),
+        "ROWS": functools.partial(jax.tree.map, lambda x: mask_rows(x, 2)),
+        "WHOLE": functools.partial(jax.tree.map, lambda x: mask_rows(x, None)),
         "FAR": lambda replica, state, step: (
             jnp.abs(jax.tree.leaves(replica.params)[0]).max() > 0.3
         ),
@@ -105,52 +105,55 @@ def names(workers: int, optimizer: str) -> dict[str, Any]:
         "FIRST_OUT": lambda step, n: (jnp.arange(n) > 0) | (n == 1),
         "HEAVY": lambda step, n: 1.0 + (jnp.arange(n) > 0),
         "ALIKE": lambda step, n: jnp.full(n, 3.0),
-        "SLOW": [1, *rest],
-        "REST": [0, *rest],
+        "SLOW": [1, *other_quotas],
+        "REST": [0, *other_quotas],
         "ENOUGH": [10**6] * workers,
     }
 
 
-def rows(x: Any, stop: int | None) -> bool | slice:
+def mask_rows(x: Any, stop: int | None) -> bool | slice:
     """The mask of a leaf: its first rows, if it has any."""
     return slice(0, stop) if jnp.ndim(x) else True
 
 
-def drawn(rng: np.random.Generator, depth: int) -> str:
+def draw_expression(rng: np.random.Generator, depth: int) -> str:
     """A random composition of so many combinators around one another."""
     if depth:
-        made = filled("X", drawn(rng, depth - 1), one(rng, AROUND))
-        made = filled("Y", drawn(rng, 0), made)
+        inner_expression = draw_expression(rng, depth - 1)
+        expression = substitute("X", inner_expression, choose(rng, WRAPPERS))
+        expression = substitute("Y", draw_expression(rng, 0), expression)
     elif rng.random() < 0.2:
-        made = one(rng, PARTS)
+        expression = choose(rng, STRATEGIES)
     else:
-        name = one(rng, [*sa.ALGORITHMS])
-        chosen = [
-            f"{parameter}={one(rng, DRAWN[parameter])}"
-            for parameter in parameters(name)
-            if parameter == "period" or (parameter in DRAWN and rng.random() < 0.3)
-        ]
-        made = f"{name}({', '.join(chosen)})"
-    made = filled("R", one(rng, REDUCERS), made)
-    return filled("P", one(rng, DRAWN["period"]), made)
+        name = choose(rng, [*sa.ALGORITHMS])
+        arguments = []
+        for parameter in parameters(name):
+            if parameter not in ARGUMENTS:
+                continue
+            if parameter == "period" or rng.random() < 0.3:
+                value = choose(rng, ARGUMENTS[parameter])
+                arguments.append(f"{parameter}={value}")
+        expression = f"{name}({', '.join(arguments)})"
+    expression = substitute("R", choose(rng, REDUCERS), expression)
+    return substitute("P", choose(rng, ARGUMENTS["period"]), expression)
 
 
-def one(rng: np.random.Generator, texts: list[str]) -> str:
+def choose(rng: np.random.Generator, texts: list[str]) -> str:
     return str(rng.choice(texts))
 
 
-def filled(name: str, text: str, expression: str) -> str:
+def substitute(name: str, text: str, expression: str) -> str:
     """Puts a text in place of a name."""
     return re.sub(rf"\b{name}\b", lambda _: text, expression)
 
 
-def tree(kind: str, rng: np.random.Generator) -> Any:
+def make_params(kind: str, rng: np.random.Generator) -> Any:
     """Params of a kind."""
 
-    def leaf(shape):
+    def make_leaf(shape: tuple[int, ...]) -> np.ndarray:
         if shape == TREES["odd"]["short"]:
             return np.zeros(shape, jnp.bfloat16)
         return rng.normal(size=shape)
 
     is_shape = lambda x: isinstance(x, tuple)  # noqa: E731
-    return jax.tree.map(leaf, TREES[kind], is_leaf=is_shape)
+    return jax.tree.map(make_leaf, TREES[kind], is_leaf=is_shape)

@@ -23,7 +23,16 @@ import compositions
 import jax
 import jax.numpy as jnp
 import numpy as np
-from compositions import LR, NEUTRAL, OPTIMIZERS, TREES, drawn, filled, names, one
+from compositions import (
+    LR,
+    NEUTRAL,
+    OPTIMIZERS,
+    TREES,
+    choose,
+    draw_expression,
+    make_names,
+    substitute,
+)
 from pages.docstrings import joined, parsed
 from pages.table import FACTOR
 from support.requirements import parameters
@@ -36,23 +45,25 @@ STEADY = 20 * DISPATCH
 CLOSE = 1e-6  # relative; rounding of short trainings is below 1e-9
 
 
-def words(text: str) -> set[str]:
+def split_words(text: str) -> set[str]:
     return {*re.findall(r"\w+", text)}
 
 
 # Documented exceptions, by the names in an expression. A new algorithm has none.
 
 # A worker's number decides what it does: pairs, groups, speeds, draws of its own.
-BY_NUMBER = words(
+BY_NUMBER = split_words(
     """noloco hierarchical halos async_diloco heloco decoupled_diloco palsgd push_sum
     fedavg sampled demo quantized_sgd sign_sgd signum distributed_lion loco int8
     sign low_bit dion zero_one_adam one_bit_adam noisy"""
 )
 # Only shifts of the workers leave these graphs as they are.
-ON_GRAPHS = words("gossip gossip_pga d2 gradient_tracking choco_sgd qg_dsgdm gasloc")
+ON_GRAPHS = split_words(
+    "gossip gossip_pga d2 gradient_tracking choco_sgd qg_dsgdm gasloc"
+)
 TABLES = {"FIRST_OUT", "HEAVY", "SLOW", "REST"}
 # Their docstrings say that replicas do not agree, or when they stop to.
-NEVER_AGREE = words(
+NEVER_AGREE = split_words(
     """after noloco gasloc eager_diloco async_diloco heloco halos decoupled_diloco
     dynamic_averaging until stale decided easgd overlap_local_sgd sparta choco_sgd
     qg_dsgdm delayed"""
@@ -60,404 +71,532 @@ NEVER_AGREE = words(
 # Under these, rounds come late: corrections fade by the round, and two schedules may
 # never meet, of which the engine warns.
 LATE = {"GROWS", "paced"}
-FADING = words("feddyn scaffnew qsr")
+FADING = split_words("feddyn scaffnew qsr")
 # In a gate each worker takes its own gradients between two syncs.
-GATES = words("every when until after")
-GRADIENTS = words(
+GATES = split_words("every when until after")
+GRADIENTS = split_words(
     """sync_sgd gpa ema_nesterov demo powersgd dion topk_sgd dgc ef21 sign_sgd signum
     distributed_lion one_bit_adam zero_one_adam quantized_sgd loco reduce_with"""
 )
 # These leave the mean of the workers where it would be without them.
-MEANS = words(
+MEANS = split_words(
     """sync_sgd model_averaging post_local_sgd hierarchical qsr des_loc gossip d2
     dynamic_averaging gossip_pga gradient_tracking choco_sgd sparta average every
     when until after chain masked ema at_syncs decided scaffold"""
 )
 # Around these a steady drift is as fast, whatever share of the workers takes part.
-SAME_RATE = words(
+SAME_RATE = split_words(
     """when participating sampled ema at_end at_syncs every chain average reset"""
 )
 # Steps of one size or by lot, another factor in the docstring's words (co2's holds once
 # it has settled), or none at all.
-OTHER_RATE = words(
+OTHER_RATE = split_words(
     """sign_sgd signum distributed_lion zero_one_adam one_bit_adam demo dion dgc co2
     fedopt edit halos gasloc qg_dsgdm pulseloco ema_nesterov fedprox feddyn heloco
     palsgd"""
 )
 # In a sum over the steps these send all of a gradient that stays.
-WHOLE = words("mean median trimmed error_feedback late low_bit int8 ef21")
+UNBIASED = split_words("mean median trimmed error_feedback late low_bit int8 ef21")
 
 
-class Drawn(NamedTuple):
-    """A composition, and how it is trained."""
+class Composition(NamedTuple):
+    """A composition, and how it is trained.
+
+    Attributes:
+        expression: in the names of `make_names`.
+        workers: their number.
+        optimizer: a name in OPTIMIZERS.
+        tree: a name in TREES, of the params.
+    """
 
     expression: str
     workers: int
-    optimizer: str
-    tree: str
+    optimizer: str = "sgd"
+    tree: str = "plain"
 
 
-def draw(seed: int, number: int) -> tuple[Drawn, np.random.Generator]:
+def draw_composition(seed: int, number: int) -> tuple[Composition, np.random.Generator]:
     """A composition by its number, and what draws its data."""
     rng = np.random.default_rng([seed, number])
-    expression = drawn(rng, int(rng.choice([1, 2, 3])))
+    expression = draw_expression(rng, int(rng.choice([1, 2, 3])))
     workers = int(rng.choice([1, 2, 3, 4, 8], p=[0.05, 0.2, 0.2, 0.4, 0.15]))
-    often = [0.4, *[0.6 / (len(OPTIMIZERS) - 1)] * (len(OPTIMIZERS) - 1)]
-    optimizer = str(rng.choice([*OPTIMIZERS], p=often))
+    num_others = len(OPTIMIZERS) - 1
+    probabilities = [0.4] + [0.6 / num_others] * num_others  # SGD's, and the others'
+    optimizer = str(rng.choice([*OPTIMIZERS], p=probabilities))
     tree = str(rng.choice([*TREES], p=[0.8, 0.2]))
     # Prodigy's own numbers take the dtype of the first leaf it adds up.
     tree = "plain" if optimizer == "prodigy" else tree
-    return Drawn(expression, workers, optimizer, tree), rng
+    return Composition(expression, workers, optimizer, tree), rng
 
 
-def flat(params: Any, lead: int = 0) -> Any:
+def flatten_trained(params: Any, lead: int = 0) -> Any:
     """The trained entries, (…, entries), behind so many leading axes."""
-    kept = [x for x in jax.tree.leaves(params) if x.dtype != jnp.bfloat16]
-    return jnp.concatenate([x.reshape(*x.shape[:lead], -1) for x in kept], -1)
+    leaves = [x for x in jax.tree.leaves(params) if x.dtype != jnp.bfloat16]
+    return jnp.concatenate([x.reshape(*x.shape[:lead], -1) for x in leaves], -1)
 
 
-def loss(params, buffers, batch, key):
-    x = flat(params)
+def loss(
+    params: Any, buffers: Any, batch: dict[str, jax.Array], key: jax.Array
+) -> tuple[jax.Array, tuple[Any, Any]]:
+    x = flatten_trained(params)
     push = batch["g"].mean()
-    each = batch["c"] * (x @ x) / 2 - batch["g"] @ x
-    return each.mean(), ({"seen": 0.5 * buffers["seen"] + push}, {"push": push})
+    worker_losses = batch["c"] * (x @ x) / 2 - batch["g"] @ x
+    buffers = {"seen": 0.5 * buffers["seen"] + push}
+    return worker_losses.mean(), (buffers, {"push": push})
 
 
-def data(rng, workers, steps, curvature=0.3, size=7):
+def make_batches(
+    rng: np.random.Generator,
+    workers: int,
+    steps: int,
+    curvature: float = 0.3,
+    size: int = 7,
+) -> dict[str, np.ndarray]:
     c = rng.uniform(0, curvature, (steps, workers))
     return {"g": rng.normal(size=(steps, workers, size)), "c": c}
 
 
-def cut(batches, start, stop):
+def slice_batches(batches: Any, start: int, stop: int | None) -> Any:
     return {k: x[start:stop] for k, x in batches.items()}
 
 
-class Trained:
+class Outcome(NamedTuple):
+    """What some dispatches leave.
+
+    Attributes:
+        state: on the host.
+        center: the center's params and buffers.
+        metrics: of all their steps, leaves (steps, …).
+    """
+
+    state: Any
+    center: Any
+    metrics: Any
+
+
+class CompositionTrainer:
     """A composition in a trainer, with its first state on the host."""
 
-    def __init__(self, drawn, dispatch=DISPATCH, backend="vmap", **placed):
-        expression, workers, optimizer, tree = drawn
-        given = names(workers, optimizer)
-        placed = {"lanes": workers, **placed}
-        made = self.strategy = eval(expression, given)
+    def __init__(
+        self,
+        composition: Composition,
+        dispatch: int = DISPATCH,
+        backend: str = "vmap",
+        **placement: Any,
+    ):
+        names = make_names(composition.workers, composition.optimizer)
+        self.strategy = eval(composition.expression, names)
         self.dispatch = dispatch
         self.trainer = sa.DataParallel(
             loss,
-            given["OPT"],
-            made,
-            workers=workers,
+            names["OPT"],
+            self.strategy,
+            workers=composition.workers,
             backend=backend,
-            placement=sa.Placement(**placed),
+            placement=sa.Placement(**{"lanes": composition.workers, **placement}),
         )
-        params = compositions.tree(tree, np.random.default_rng(7))
-        self.size = flat(params).size
-        self.start = self.held(self.trainer.init(params, {"seen": np.zeros(())}))
+        rng = np.random.default_rng(7)
+        params = compositions.make_params(composition.tree, rng)
+        self.size = flatten_trained(params).size
+        first_state = self.trainer.init(params, {"seen": np.zeros(())})
+        self.first_state = self.copy_to_host(first_state)
 
-    def held(self, state):
+    def copy_to_host(self, state: Any) -> Any:
         """A copy on the host that shares nothing with the trainer."""
         host = self.trainer.to_host(state)
-        return jax.tree.map(lambda x: np.array(x) if is_plain(x) else x, host)
+        return jax.tree.map(lambda x: np.array(x) if is_comparable(x) else x, host)
 
-    def train(self, batches, start=None):
-        """The state on the host, the center, and metrics, after some dispatches."""
-        state = self.trainer.from_host(start or self.start)
-        found = []
-        for i in range(0, len(batches["c"]), self.dispatch):
-            state, metrics = self.trainer.run(state, cut(batches, i, i + self.dispatch))
-            found.append(jax.tree.map(np.asarray, metrics))
-        center = jax.tree.map(np.asarray, self.trainer.center(state))
-        metrics = jax.tree.map(lambda *x: np.concatenate(x), *found)
-        return self.held(state), center, metrics
+    def train(self, batches: Any, first_state: Any = None) -> Outcome:
+        state = self.trainer.from_host(first_state or self.first_state)
+        metrics_by_dispatch = []
+        for start in range(0, len(batches["c"]), self.dispatch):
+            stop = start + self.dispatch
+            state, metrics = self.trainer.run(
+                state, slice_batches(batches, start, stop)
+            )
+            metrics_by_dispatch.append(jax.tree.map(np.asarray, metrics))
+        return Outcome(
+            state=self.copy_to_host(state),
+            center=jax.tree.map(np.asarray, self.trainer.center(state)),
+            metrics=jax.tree.map(lambda *x: np.concatenate(x), *metrics_by_dispatch),
+        )
+
+    def count_bytes(self) -> np.ndarray:
+        """The bytes that a worker has sent after each step of a dispatch."""
+        state = self.trainer.from_host(self.first_state)
+        return self.trainer.communication(state, DISPATCH).per_step
 
 
-def is_plain(x: Any) -> bool:
+def is_comparable(x: Any) -> bool:
     return not jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
-def gap(x: Any, y: Any) -> float:
+def compute_gap(actual: Any, expected: Any) -> float:
     """The largest relative difference; infinite in case of another form, or NaN."""
-    short = np.asarray(x).dtype == jnp.bfloat16
-    x = np.asarray(x, float)
-    y = np.asarray(y, float)
-    if x.shape != y.shape or (np.isfinite(x) != np.isfinite(y)).any():
+    is_short = np.asarray(actual).dtype == jnp.bfloat16
+    actual = np.asarray(actual, float)
+    expected = np.asarray(expected, float)
+    if actual.shape != expected.shape:
         return np.inf
-    x, y = (np.where(np.isfinite(each), each, 0) for each in (x, y))
-    found = abs(x - y).max(initial=0) / (1 + abs(x).max(initial=0))
-    return float(0 if short and found < 0.1 else found)
+    is_finite = np.isfinite(actual)
+    if (is_finite != np.isfinite(expected)).any():
+        return np.inf
+    actual = np.where(is_finite, actual, 0)
+    expected = np.where(is_finite, expected, 0)
+    largest = abs(actual).max(initial=0)
+    difference = abs(actual - expected).max(initial=0) / (1 + largest)
+    if is_short and difference < 0.1:
+        return 0.0
+    return float(difference)
 
 
-Found = tuple[str, str]
-"""A law, and what is wrong; "" where it holds."""
+class Finding(NamedTuple):
+    """A law, and what is wrong; "" where it holds."""
+
+    law: str
+    fault: str
 
 
-def same(law: str, what: Any, one: Any, other: Any, within: float = CLOSE) -> Found:
-    if jax.tree.structure(one) != jax.tree.structure(other):
-        return law, f"{what}: other trees"
-    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
-    wrong = max((gap(x, y) for x, y in pairs if is_plain(x)), default=0)
-    return law, f"{what}: {wrong:.2g}" if wrong > within else ""
+def compare(
+    law: str, subject: Any, actual: Any, expected: Any, tolerance: float = CLOSE
+) -> Finding:
+    """Finds whether two trees are equal, as a law says."""
+    if jax.tree.structure(actual) != jax.tree.structure(expected):
+        return Finding(law, f"{subject}: other trees")
+    pairs = zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True)
+    gap = max((compute_gap(x, y) for x, y in pairs if is_comparable(x)), default=0)
+    return Finding(law, f"{subject}: {gap:.2g}" if gap > tolerance else "")
 
 
-class Asked(NamedTuple):
+class Case(NamedTuple):
     """A composition, and its training.
 
     Attributes:
-        drawn: the composition.
+        composition: of strategies, workers, an optimizer and params.
         rng: draws what else the laws need.
-        made: its trainer.
+        trainer: the composition's.
         batches: of two dispatches.
-        found: the state, the center and metrics after them.
-        named: the names in the expression, and the optimizer's.
+        outcome: what training on them leaves.
+        names: those in the expression, and the optimizer's.
     """
 
-    drawn: Drawn
+    composition: Composition
     rng: np.random.Generator
-    made: Trained
+    trainer: CompositionTrainer
     batches: Any
-    found: Any
-    named: set[str]
+    outcome: Outcome
+    names: set[str]
 
 
-def resumed(asked: Asked) -> Iterator[Found]:
+def resume_law(case: Case) -> Iterator[Finding]:
     """A state of the host goes on, bit by bit."""
-    middle, *_ = asked.made.train(cut(asked.batches, 0, DISPATCH))
-    end, center, metrics = asked.found
-    right = end, center, cut(metrics, DISPATCH, None)
-    found = asked.made.train(cut(asked.batches, DISPATCH, None), middle)
-    yield same("resume", "bits", found, right, 0)
+    first_batches = slice_batches(case.batches, 0, DISPATCH)
+    second_batches = slice_batches(case.batches, DISPATCH, None)
+    middle_state = case.trainer.train(first_batches).state
+    resumed = case.trainer.train(second_batches, middle_state)
+    second_metrics = slice_batches(case.outcome.metrics, DISPATCH, None)
+    expected = case.outcome._replace(metrics=second_metrics)
+    yield compare("resume", "bits", resumed, expected, tolerance=0)
 
 
 LAYOUTS = [
     {"dispatch": 8},
     {"backend": "auto", "lane_form": "sequential"},
     {"backend": "auto", "lane_form": "vectorized"},
-    *({"backend": name, "lanes": n} for name in ("auto", "shard_map") for n in (1, 2)),
+    {"backend": "auto", "lanes": 1},
+    {"backend": "auto", "lanes": 2},
+    {"backend": "shard_map", "lanes": 1},
+    {"backend": "shard_map", "lanes": 2},
 ]
 if hasattr(jax, "pmap"):
     LAYOUTS.append({"backend": "pmap", "lanes": 1})
 
 
-def laid_out(asked: Asked) -> Iterator[Found]:
+def find_lanes(workers: int, least: int) -> int:
+    """The fewest lanes, at least so many, that divide the workers and fit devices."""
+    divisors = [lanes for lanes in range(least, 9) if workers % lanes == 0]
+    most_devices = jax.device_count()
+    return min(lanes for lanes in divisors or [1] if workers <= lanes * most_devices)
+
+
+def layout_law(case: Case) -> Iterator[Finding]:
     """Another layout, backend or split into dispatches gives the same numbers."""
-    where = dict(asked.rng.choice(LAYOUTS))
-    if "lanes" in where:  # no fewer than there are devices for
-        fits = [n for n in range(where["lanes"], 9) if asked.drawn.workers % n == 0]
-        most = jax.device_count()
-        where["lanes"] = min(n for n in fits or [1] if asked.drawn.workers <= n * most)
+    layout = dict(case.rng.choice(LAYOUTS))
+    if "lanes" in layout:
+        layout["lanes"] = find_lanes(case.composition.workers, layout["lanes"])
     try:
-        other = Trained(asked.drawn, **where)
-        found = other.train(asked.batches)
+        other_trainer = CompositionTrainer(case.composition, **layout)
+        other_outcome = other_trainer.train(case.batches)
     except ValueError as error:  # not every form fits every strategy
-        yield "layout", "" if "lane_form" in str(error) else str(error)
+        yield Finding("layout", "" if "lane_form" in str(error) else str(error))
         return
-    yield same("layout", where, found, asked.found)
-    if "decided" in asked.found[2]:
-        return
-    both = [(x.trainer, x.trainer.from_host(x.start)) for x in (asked.made, other)]
-    sent = [trainer.communication(state, DISPATCH).per_step for trainer, state in both]
-    yield same("ledger", where, *sent, 0)
+    yield compare("layout", layout, other_outcome, case.outcome)
+    if "decided" not in case.outcome.metrics:
+        sent_bytes = case.trainer.count_bytes()
+        other_bytes = other_trainer.count_bytes()
+        yield compare("ledger", layout, sent_bytes, other_bytes, tolerance=0)
 
 
-def neutral(asked: Asked, wrapper: str = "") -> Iterator[Found]:
+def neutrality_law(case: Case, wrapper: str = "") -> Iterator[Finding]:
     """Wrappers that must change nothing change nothing."""
-    wrapper = wrapper or one(asked.rng, NEUTRAL)
-    wrapped = filled("X", asked.drawn.expression, wrapper)
+    wrapper = wrapper or choose(case.rng, NEUTRAL)
+    expression = substitute("X", case.composition.expression, wrapper)
+    wrapped_composition = case.composition._replace(expression=expression)
     try:
-        other = Trained(asked.drawn._replace(expression=wrapped))
+        wrapped_trainer = CompositionTrainer(wrapped_composition)
     except (ValueError, TypeError) as error:
-        yield "refusal", f"{wrapped}: {error}" if "\n" in str(error) else ""
+        yield Finding("refusal", f"{expression}: {error}" if "\n" in str(error) else "")
         return
-    end, center, metrics = asked.found
-    state, its_center, seen = other.train(asked.batches)
-    right = end.replica, metrics
-    yield same("neutral", wrapped, (state.replica, seen), right)
+    wrapped = wrapped_trainer.train(case.batches)
+    yield compare(
+        "neutral",
+        expression,
+        (wrapped.state.replica, wrapped.metrics),
+        (case.outcome.state.replica, case.outcome.metrics),
+    )
     if "ema" not in wrapper:
-        yield same("neutral", f"center of {wrapped}", its_center, center)
+        subject = f"center of {expression}"
+        yield compare("neutral", subject, wrapped.center, case.outcome.center)
 
 
-def equivariant(asked: Asked) -> Iterator[Found]:
+def equivariance_law(case: Case) -> Iterator[Finding]:
     """Workers in another order do the same in this order."""
-    workers = asked.drawn.workers
-    named = asked.named
-    if workers < 3 or named & BY_NUMBER:
+    workers = case.composition.workers
+    if workers < 3 or case.names & BY_NUMBER:
         return
     order = np.r_[: workers - 2, workers - 1, workers - 2]  # no table has them apart
-    if named & ON_GRAPHS:
-        order = np.roll(np.arange(workers), not named & TABLES)
-    end, center, metrics = asked.found
-    state, *found = asked.made.train({k: x[:, order] for k, x in asked.batches.items()})
-    right = jax.tree.map(lambda x: x[order], end.replica), center, metrics
-    yield same("equivariance", order, (state.replica, *found), right)
+    if case.names & ON_GRAPHS:
+        order = np.roll(np.arange(workers), not case.names & TABLES)
+    outcome = case.outcome
+    reordered = case.trainer.train({k: x[:, order] for k, x in case.batches.items()})
+    yield compare(
+        "equivariance",
+        order,
+        (reordered.state.replica, reordered.center, reordered.metrics),
+        (
+            jax.tree.map(lambda x: x[order], outcome.state.replica),
+            outcome.center,
+            outcome.metrics,
+        ),
+    )
 
 
-def nobody(asked: Asked) -> Iterator[Found]:
+def absence_law(case: Case) -> Iterator[Finding]:
     """A worker of weight 0, or that rests, reaches nothing but itself."""
-    named = asked.named
+    names = case.names
     # Members of a chain are weighed one by one, and out of a phase all count.
-    beside = named & {"chain", "until", "after"}
-    # The opt_state and buffers of a worker that rests keep changing.
-    beside |= named & {"opt_state", "buffers"} if "REST" in named else set()
-    if asked.drawn.workers == 1 or not named & {"FIRST_OUT", "REST"} or beside:
+    exceptions = names & {"chain", "until", "after"}
+    if "REST" in names:
+        # The opt_state and buffers of a worker that rests keep changing.
+        exceptions |= names & {"opt_state", "buffers"}
+    has_absent_worker = names & {"FIRST_OUT", "REST"} and case.composition.workers > 1
+    if exceptions or not has_absent_worker:
         return
     # In a round that never ends all count.
-    ends = jax.vmap(partial(introspection.lands, asked.made.strategy))
-    if "FIRST_OUT" in named and not ends(jnp.arange(1024)).any():
+    ends_round = jax.vmap(partial(introspection.lands, case.trainer.strategy))
+    if "FIRST_OUT" in names and not ends_round(jnp.arange(1024)).any():
         return
 
-    def others(state):
-        return jax.tree.map(lambda x: x[1:], state.replica)
+    def select_others(outcome: Outcome) -> Any:
+        return jax.tree.map(lambda x: x[1:], outcome.state.replica)
 
-    end, center, metrics = asked.found
+    outcome = case.outcome
     for poison in (1e3, np.nan):
-        bad = asked.batches | {"g": asked.batches["g"].copy()}
-        bad["g"][:, 0] = poison * (1 + bad["g"][:, 0])
-        state, its_center, seen = asked.made.train(bad)
-        yield same("nobody", f"metrics, {poison}", seen, metrics)
-        yield same("nobody", f"center, {poison}", its_center, center)
-        yield same("nobody", f"others, {poison}", others(state), others(end))
+        moves = case.batches["g"].copy()
+        moves[:, 0] = poison * (1 + moves[:, 0])
+        poisoned = case.trainer.train(case.batches | {"g": moves})
+        yield compare("nobody", f"metrics, {poison}", poisoned.metrics, outcome.metrics)
+        yield compare("nobody", f"center, {poison}", poisoned.center, outcome.center)
+        yield compare(
+            "nobody",
+            f"others, {poison}",
+            select_others(poisoned),
+            select_others(outcome),
+        )
 
 
-def agreed(asked: Asked) -> Iterator[Found]:
+def consensus_law(case: Case) -> Iterator[Finding]:
     """Workers that start apart, and no longer train, end in one place.
 
     Where all is a mean, that place is the mean of where they were.
     """
-    (_, workers, optimizer, tree), made, named = asked.drawn, asked.made, asked.named
-    if optimizer != "sgd" or tree != "plain":
+    composition = case.composition
+    names = case.names
+    if composition.optimizer != "sgd" or composition.tree != "plain":
         return
-    moves, still = (data(asked.rng, workers, n, 0) for n in (DISPATCH, STEADY))
-    still["g"][:] = 0
-    end = made.train(still, made.train(moves)[0])[0]
-    params = np.asarray(flat(end.replica.params, 1))
-    shared = np.full(params.shape[1], not named & {"PART", "ROWS"})
-    shared[: 1 if "PART" in named else 5] = True
-    is_late = named & LATE and named & FADING
-    is_apart = named & GATES and named & GRADIENTS
-    if not (named & NEVER_AGREE or is_late or is_apart):
-        spread = np.ptp(params, 0)[shared].max(initial=0)
-        wrong = spread > 1e-5 * (1 + abs(params).max())
-        yield "consensus", f"spread {spread:.2g}" if wrong else ""
-    if called(asked.drawn) <= MEANS and not named & {"params", "reduce", "reducers"}:
-        right = flat(made.start.replica.params, 1).mean(0)
-        right = right + LR * moves["g"].mean(1).sum(0)
-        yield same("conservation", "the mean", params.mean(0), np.asarray(right))
+    batches = make_batches(case.rng, composition.workers, DISPATCH, curvature=0)
+    still_batches = make_batches(case.rng, composition.workers, STEADY, curvature=0)
+    still_batches["g"][:] = 0
+    apart_state = case.trainer.train(batches).state
+    state = case.trainer.train(still_batches, apart_state).state
+    params = np.asarray(flatten_trained(state.replica.params, 1))  # (workers, entries)
+    is_shared = np.full(params.shape[1], not names & {"PART", "ROWS"})
+    is_shared[: 1 if "PART" in names else 5] = True
+    is_late = names & LATE and names & FADING
+    is_apart = names & GATES and names & GRADIENTS
+    if not (names & NEVER_AGREE or is_late or is_apart):
+        spread = np.ptp(params, 0)[is_shared].max(initial=0)
+        disagrees = spread > 1e-5 * (1 + abs(params).max())
+        yield Finding("consensus", f"spread {spread:.2g}" if disagrees else "")
+    has_only_means = find_calls(composition) <= MEANS
+    if has_only_means and not names & {"params", "reduce", "reducers"}:
+        first_params = case.trainer.first_state.replica.params
+        start = flatten_trained(first_params, 1).mean(0)
+        expected = start + LR * batches["g"].mean(1).sum(0)
+        mean = params.mean(0)
+        yield compare("conservation", "the mean", mean, np.asarray(expected))
 
 
-def steady(asked: Asked) -> Iterator[Found]:
+def drift_law(case: Case) -> Iterator[Finding]:
     """A steady drift moves the center as fast as the docstring says."""
-    (_, workers, optimizer, _), made, named = asked.drawn, asked.made, asked.named
-    right = rate(asked.drawn)
-    if right is None or optimizer != "sgd" or named & {"GROWS", "ODD", "PART", "ROWS"}:
+    composition = case.composition
+    rate = find_rate(composition)
+    if rate is None or composition.optimizer != "sgd":
         return
-    batches = data(asked.rng, workers, STEADY, 0, made.size)
+    if case.names & {"GROWS", "ODD", "PART", "ROWS"}:
+        return
+    size = case.trainer.size
+    batches = make_batches(
+        case.rng, composition.workers, STEADY, curvature=0, size=size
+    )
     batches["g"][:] = 1
-    state, first, _ = made.train(batches)
-    _, second, _ = made.train(batches, state)
-    moved = np.asarray(flat(second.params) - flat(first.params)) / (STEADY * LR)
-    yield same("drift", right, moved, np.full(made.size, right), 0.01)
-    yield same("drift", "buffers", second.buffers, {"seen": np.float64(2)})
+    settled = case.trainer.train(batches)
+    center = case.trainer.train(batches, settled.state).center
+    moves = flatten_trained(center.params) - flatten_trained(settled.center.params)
+    rates = np.asarray(moves) / (STEADY * LR)
+    yield compare("drift", rate, rates, np.full(size, rate), tolerance=0.01)
+    yield compare("drift", "buffers", center.buffers, {"seen": np.float64(2)})
 
 
-def called(drawn: Drawn) -> set[str]:
-    return set(re.findall(r"(\w+)\(", drawn.expression))
+def find_calls(composition: Composition) -> set[str]:
+    return set(re.findall(r"(\w+)\(", composition.expression))
 
 
-def rate(drawn: Drawn) -> float | None:
+def find_rate(composition: Composition) -> float | None:
     """The documented factor of the only algorithm, if the rest leaves it as it is."""
-    text = drawn.expression
-    algorithms = re.findall(rf"\b({'|'.join(sa.ALGORITHMS)})\((.*?)\)", text)
+    expression = composition.expression
+    algorithms = re.findall(rf"\b({'|'.join(sa.ALGORITHMS)})\((.*?)\)", expression)
     if len(algorithms) != 1:
         return None
-    [(name, given)] = algorithms
-    rest = called(drawn) - {name} - SAME_RATE - WHOLE
-    if rest or name in OTHER_RATE or re.search("reducers|offset|stale", text):
+    [(name, arguments)] = algorithms
+    if find_calls(composition) - {name} - SAME_RATE - UNBIASED:
         return None
-    own = eval(f"dict({given})", {"OPT": None, "reducers": sa.reducers})
-    values = parameters(name) | own
+    if name in OTHER_RATE or re.search("reducers|offset|stale", expression):
+        return None
+    settings = eval(f"dict({arguments})", {"OPT": None, "reducers": sa.reducers})
+    values = parameters(name) | settings
+    if values.get("reduce", "mean") not in UNBIASED:
+        return None
     doc = parsed(sa.ALGORITHMS[name])
-    if values.get("reduce", "mean") not in WHOLE:
-        return None
     factor = FACTOR.search(joined(" ".join(doc.notes)))
     if factor is None:
         return 1.0
     if re.search(r"\bto\b", factor[1]):  # a bound, not a factor
         return None
-    usual = 1 - 1 / drawn.workers  # of bmuf's momentum
-    symbols = {
-        doc.parameters[k].split(",")[0]: usual if x is None else x
-        for k, x in values.items()
-    }
-    symbols |= {"N": drawn.workers, "mean": lambda x: x}
+    default_momentum = 1 - 1 / composition.workers  # bmuf's
+    symbols = {}
+    for parameter, value in values.items():
+        symbol = doc.parameters[parameter].split(",")[0]
+        symbols[symbol] = default_momentum if value is None else value
+    symbols |= {"N": composition.workers, "mean": lambda x: x}
     symbols["speed"] = (1 + values.get("slowest", 1.0)) / 2
     return float(eval(re.sub(r"(?<=[\w)]) (?=[\w(])", " * ", factor[1]), symbols))
 
 
-LAWS = [resumed, equivariant, nobody, agreed, steady]
-COMPILED = [neutral, laid_out]  # of another program
+LAWS = [resume_law, equivariance_law, absence_law, consensus_law, drift_law]
+COMPILED = [neutrality_law, layout_law]  # of another program
 
 
-def some(rng: np.random.Generator) -> list[Any]:
+def choose_laws(rng: np.random.Generator) -> list[Any]:
     """All laws, but of those that compile at most one."""
-    return [*LAWS, *COMPILED[(first := int(rng.integers(3))) : first + 1]]
+    index = int(rng.integers(len(COMPILED) + 1))
+    return [*LAWS, *COMPILED[index : index + 1]]
+
+
+class Verdict(NamedTuple):
+    """Why a composition is refused, or "", and what the laws found."""
+
+    refusal: str
+    findings: list[Finding]
 
 
 def judge(
-    drawn: Drawn, rng: np.random.Generator, laws: list[Any]
-) -> tuple[str, list[Found]]:
-    """Why it is refused, or "", and what the laws found."""
-    found = []
-    made = None
+    composition: Composition, rng: np.random.Generator, laws: list[Any]
+) -> Verdict:
+    """Trains a composition, and asks the laws."""
+    findings = []
+    trainer = None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of centers before the first sync
         try:
-            made = Trained(drawn)
-            batches = data(rng, drawn.workers, 2 * DISPATCH, size=made.size)
-            named = words(drawn.expression) | {drawn.optimizer}
-            asked = Asked(drawn, rng, made, batches, made.train(batches), named)
+            trainer = CompositionTrainer(composition)
+            batches = make_batches(
+                rng, composition.workers, 2 * DISPATCH, size=trainer.size
+            )
+            case = Case(
+                composition=composition,
+                rng=rng,
+                trainer=trainer,
+                batches=batches,
+                outcome=trainer.train(batches),
+                names=split_words(composition.expression) | {composition.optimizer},
+            )
             for law in laws:
-                found += law(asked)
+                findings += law(case)
         except Exception as error:
-            what = f"{type(error).__name__}: {str(error)[:300]}"
-            if made is not None:
-                return "", [*found, ("crash", what)]
+            message = f"{type(error).__name__}: {str(error)[:300]}"
+            if trainer is not None:
+                return Verdict("", [*findings, Finding("crash", message)])
             # A strategy's own arrays that change are no words on what was asked for.
-            clear = isinstance(error, ValueError | TypeError) and not re.search(
+            is_clear = isinstance(error, ValueError | TypeError) and not re.search(
                 "\n|must stay", str(error)
             )
-            return str(error), [("refusal", "" if clear else what)]
-    return "", found
+            finding = Finding("refusal", "" if is_clear else message)
+            return Verdict(str(error), [finding])
+    return Verdict("", findings)
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    for name, usual in (("count", 100), ("seed", 0), ("first", 0)):
-        parser.add_argument(f"--{name}", type=int, default=usual)
+    parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--one", help="EXPRESSION | WORKERS | OPTIMIZER | TREE")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
-    ended = Counter()
-    held = Counter()
-    broke = Counter()
-    began = time.process_time()
-    for number in range(asked.first, asked.first + (1 if asked.one else asked.count)):
-        drawn, rng = draw(asked.seed, number)
-        laws = some(rng)
-        if asked.one:
-            expression, workers, *rest = asked.one.split(" | ")
-            drawn = Drawn(expression, int(workers), *rest)
+    words = Counter()
+    kept_laws = Counter()
+    broken_laws = Counter()
+    start_seconds = time.process_time()
+    count = 1 if arguments.one else arguments.count
+    for number in range(arguments.first, arguments.first + count):
+        composition, rng = draw_composition(arguments.seed, number)
+        laws = choose_laws(rng)
+        if arguments.one:
+            expression, workers, optimizer, tree = arguments.one.split(" | ")
+            composition = Composition(expression, int(workers), optimizer, tree)
             laws = LAWS + COMPILED
-        why, found = judge(drawn, rng, laws)
-        wrong = [f"\n    {law}: {text}" for law, text in found if text]
-        end = "broke" if wrong else "refused" if why else "held"
-        ended[end] += 1
-        held.update({law for law, text in found if not text})
-        broke.update({law for law, text in found if text})
-        print(f"{number} {end} {' | '.join(map(str, drawn))} {why[:150]}", *wrong)
+        verdict = judge(composition, rng, laws)
+        faults = [finding for finding in verdict.findings if finding.fault]
+        if faults:
+            word = "broke"
+        elif verdict.refusal:
+            word = "refused"
+        else:
+            word = "held"
+        words[word] += 1
+        kept_laws.update({law for law, fault in verdict.findings if not fault})
+        broken_laws.update({law for law, _ in faults})
+        description = " | ".join(map(str, composition))
+        print(f"{number} {word} {description} {verdict.refusal[:150]}")
+        for law, fault in faults:
+            print(f"    {law}: {fault}")
         sys.stdout.flush()
         if number % 50 == 49:  # Linux maps 65,530 areas into a process
             jax.clear_caches()
-    print(f"seed {asked.seed}: {dict(ended)}, {time.process_time() - began:.0f} s")
-    print(f"laws held {dict(held)}, compositions that broke {dict(broke)}")
+    seconds = time.process_time() - start_seconds
+    print(f"seed {arguments.seed}: {dict(words)}, {seconds:.0f} s")
+    print(f"laws held {dict(kept_laws)}, compositions that broke {dict(broken_laws)}")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,17 @@ import jax
 import numpy as np
 import pytest
 from compositions import NEUTRAL
-from laws import DISPATCH, Asked, Drawn, Trained, data, draw, judge, neutral, some
+from laws import (
+    DISPATCH,
+    Case,
+    Composition,
+    CompositionTrainer,
+    choose_laws,
+    draw_composition,
+    judge,
+    make_batches,
+    neutrality_law,
+)
 from support.tiers import tiers
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -21,81 +31,89 @@ QUICK = [*KINDS[:2], KINDS[3], KINDS[5]]  # half a second each
 # Compositions that take a second or less. Those that are drawn by a number change with
 # each new algorithm.
 SHORT = [
-    Drawn("at_end(average('params', 'clipped'), 24)", 2, "sgd", "plain"),
-    Drawn("after(fedprox(period=3), 6)", 4, "sgd", "plain"),
-    Drawn("delayed(gpa(), 5, arrival='add')", 4, "clipped", "plain"),
-    Drawn("delayed(every(bmuf(period=4), 3), 0, alpha=.5)", 4, "sgd", "plain"),
-    Drawn("every(decided(outer_step(optax.sgd(.7)), FAR), 4)", 2, "sgd", "plain"),
-    Drawn(
-        "every(masked(participating(average(), FIRST_OUT), PART), 3)", 3, "sgd", "plain"
+    Composition("at_end(average('params', 'clipped'), 24)", workers=2),
+    Composition("after(fedprox(period=3), 6)", workers=4),
+    Composition("delayed(gpa(), 5, arrival='add')", workers=4, optimizer="clipped"),
+    Composition("delayed(every(bmuf(period=4), 3), 0, alpha=.5)", workers=4),
+    Composition("every(decided(outer_step(optax.sgd(.7)), FAR), 4)", workers=2),
+    Composition(
+        "every(masked(participating(average(), FIRST_OUT), PART), 3)", workers=3
     ),
-    Drawn(
-        "chain(until(sync_sgd(), 6), after(delayed(bmuf(period=4), 2), 6))",
-        3,
-        "sgd",
-        "plain",
+    Composition(
+        "chain(until(sync_sgd(), 6), after(delayed(bmuf(period=4), 2), 6))", workers=3
     ),
-    Drawn(
+    Composition(
         "ema(chain(until(masked(bmuf(period=3), ROWS), 8), after(sync_sgd(), 8)), .5)",
-        3,
-        "clipped",
-        "plain",
+        workers=3,
+        optimizer="clipped",
     ),
-    Drawn(
+    Composition(
         "participating(delayed(diloco(period=4), 1, alpha=.5), FIRST_OUT, stale=True)",
-        3,
-        "momentum",
-        "plain",
+        workers=3,
+        optimizer="momentum",
     ),
-    Drawn("paced(average(), REST)", 3, "momentum", "plain"),
-    Drawn(
+    Composition("paced(average(), REST)", workers=3, optimizer="momentum"),
+    Composition(
         "chain(every(average('opt_state'), 4), every(every(average(), GROWS), 4))",
-        4,
-        "sgd",
-        "plain",
+        workers=4,
     ),
 ]
 
 
-def assert_lawful(drawn, rng, asked):
-    _, found = judge(drawn, rng, asked)
-    broken = [f"{law}: {what}" for law, what in found if what]
-    assert not broken, drawn
+def assert_lawful(
+    composition: Composition, rng: np.random.Generator, laws: list
+) -> None:
+    findings = judge(composition, rng, laws).findings
+    faults = [finding for finding in findings if finding.fault]
+    assert not faults, composition
 
 
 @pytest.mark.parametrize("kind", tiers(KINDS, QUICK))
-def test_what_must_change_nothing_changes_nothing(kind):
-    _, rng = draw(0, KINDS.index(kind))
-    assert_lawful(Drawn(kind, 3, "momentum", "plain"), rng, [neutral])
+def test_neutral_wrappers_leave_each_kind_as_it_is(kind):
+    _, rng = draw_composition(0, KINDS.index(kind))
+    assert_lawful(
+        Composition(kind, workers=3, optimizer="momentum"), rng, [neutrality_law]
+    )
 
 
 @pytest.fixture(scope="module")
-def bmuf_trained() -> Asked:
+def trained_bmuf() -> Case:
     """BMUF of three workers, trained in two dispatches."""
-    drawn = Drawn("bmuf(period=3)", 3, "momentum", "plain")
+    composition = Composition("bmuf(period=3)", workers=3, optimizer="momentum")
     rng = np.random.default_rng(0)
     with jax.enable_x64(True):
-        made = Trained(drawn)
-        batches = data(rng, drawn.workers, 2 * DISPATCH, size=made.size)
-        return Asked(drawn, rng, made, batches, made.train(batches), {"bmuf"})
+        trainer = CompositionTrainer(composition)
+        batches = make_batches(
+            rng, composition.workers, 2 * DISPATCH, size=trainer.size
+        )
+        return Case(
+            composition=composition,
+            rng=rng,
+            trainer=trainer,
+            batches=batches,
+            outcome=trainer.train(batches),
+            names={"bmuf"},
+        )
 
 
 WEIGHED = "participating(X, ALIKE, stale=True)"  # most mutants fail here
 
 
 @pytest.mark.parametrize("wrapper", tiers(NEUTRAL, [WEIGHED]))
-def test_each_wrapper_leaves_bmuf_as_it_is(wrapper: str, bmuf_trained: Asked):
-    broken = [what for _, what in neutral(bmuf_trained, wrapper) if what]
-    assert not broken
+def test_each_wrapper_leaves_bmuf_as_it_is(wrapper: str, trained_bmuf: Case):
+    findings = neutrality_law(trained_bmuf, wrapper)
+    assert not [finding.fault for finding in findings if finding.fault]
 
 
-@pytest.mark.parametrize("drawn", SHORT, ids=lambda drawn: drawn.expression)
-def test_short_compositions_are_lawful(drawn):
-    rng = np.random.default_rng(SHORT.index(drawn))
-    assert_lawful(drawn, rng, some(rng))
+@pytest.mark.parametrize(
+    "composition", SHORT, ids=lambda composition: composition.expression
+)
+def test_short_compositions_are_lawful(composition):
+    rng = np.random.default_rng(SHORT.index(composition))
+    assert_lawful(composition, rng, choose_laws(rng))
 
 
 @pytest.mark.parametrize("number", tiers(range(80), [0], range(1, 29)))
 def test_random_compositions_are_lawful_or_refused(number):
-    drawn, rng = draw(0, number)
-    assert_lawful(drawn, rng, some(rng))
+    composition, rng = draw_composition(0, number)
+    assert_lawful(composition, rng, choose_laws(rng))

@@ -113,7 +113,7 @@ class Trained(NamedTuple):
 
 
 def program(strategy, optimizer=SGD, axis: Any = WORKERS):
-    """The training, to be compiled: what `of_workers` makes -> replicas and centers.
+    """The training, to be compiled: `make_worker_inputs` -> replicas and centers.
 
     Args:
         strategy: made for this axis.
@@ -141,7 +141,7 @@ def program(strategy, optimizer=SGD, axis: Any = WORKERS):
     return mapped
 
 
-def of_workers(
+def make_worker_inputs(
     workers=4,
     steps=STEPS,
     axis: Any = WORKERS,
@@ -189,7 +189,7 @@ def train(
         dtype: of params.
     """
     alone = {"": (strategy, SGD if optimizer is None else optimizer)}
-    worker_inputs = of_workers(workers, steps, axis, start, noise, dtype)
+    worker_inputs = make_worker_inputs(workers, steps, axis, start, noise, dtype)
     return train_all(alone, worker_inputs, axis)[""]
 
 
@@ -198,7 +198,7 @@ def train_all(pairs, worker_inputs, axis: Any = WORKERS):
 
     Args:
         pairs: strategies made for this axis, and their inner optimizers.
-        own: what `of_workers` makes.
+        worker_inputs: what `make_worker_inputs` makes.
         axis: a name or two.
     """
     programs = {name: program(*pair, axis) for name, pair in pairs.items()}

@@ -43,30 +43,30 @@ class Nesterov(Filtered):
         return self.center
 
 
-def each(period, offset=0):
+def ends_every(period, offset=0):
     """step -> whether it ends a round of so many steps."""
     return lambda step: (step + 1 - offset) % period == 0
 
 
-ROUNDS_OF_4 = each(4)
+ROUNDS_OF_4 = ends_every(4)
 
 
-def alike(step):
+def weigh_alike(step):
     """All workers' weights are 1."""
     return np.ones(4)
 
 
-def kept(momenta, shares):
+def keep_momenta(momenta, shares):
     """The momenta as they are."""
     return momenta
 
 
-def zeroed(momenta, shares):
+def reset_momenta(momenta, shares):
     """A reset of the momenta."""
     return 0 * momenta
 
 
-def averaged(momenta, shares):
+def average_momenta(momenta, shares):
     """A mean of the momenta."""
     return np.broadcast_to(shares @ momenta, momenta.shape)
 
@@ -104,14 +104,14 @@ class Synced:
         *,
         begins=0,
         mask=ALL,
-        weights=alike,
+        weights=weigh_alike,
         stale=False,
         delay=0,
         alpha=0.0,
         add=False,
         quotas=np.inf,
         momentum=0.0,
-        moments=kept,
+        moments=keep_momenta,
         behind=False,
         combine=lambda grads, step: grads,
         decay=None,
@@ -163,7 +163,7 @@ class Synced:
         """The workers' shares in the round of a step."""
         shares = np.ones(4)
         end_step = next((s for s in range(step, 99) if self.ends(s)), None)
-        of_round = alike(step) if end_step is None else self.weights(end_step)
+        of_round = weigh_alike(step) if end_step is None else self.weights(end_step)
         for weights in (quotas > 0, of_round):
             shares = shares * weights if (shares * weights).any() else shares
         return shares / shares.sum()
@@ -206,7 +206,7 @@ class Synced:
         return weights > 0 if self.stale else np.ones(4, bool)
 
 
-def reduced(weights=alike, mask=ALL, delay=0, ends=lambda step: True):
+def reduced(weights=weigh_alike, mask=ALL, delay=0, ends=lambda step: True):
     """Makes a `combine`: gradients are averaged, and used so many steps later."""
     sent_grads = []
 
