@@ -378,11 +378,13 @@ def _read_npz(path: Path, has_pictures: bool) -> Table:
     with open_regular(path) as file:
         try:
             arrays = {**np.load(file)}
-        except Exception:  # a file may hold anything
+        except MemoryError:
+            raise
+        except Exception as error:  # a file may hold anything
             raise ValueError(
                 f"{path} is neither a .csv file nor an .npz file of numbers and words: "
                 "write it by numpy.savez(path, x=…, y=…)"
-            ) from None
+            ) from error
     ends = ["_test", ""] if {"x_test", "y_test"} & {*arrays} else [""]
     expected_names = {f"x{end}" for end in ends} | {f"y{end}" for end in ends}
     missing_names = expected_names - {*arrays}

@@ -325,11 +325,15 @@ def convolves(task: Task, params: PyTree, buffers: PyTree, test: Arrays) -> bool
     return "conv_general_dilated" in str(traced)
 
 
-def check_indices(task: Task, params: PyTree, buffers: PyTree, data: Data) -> None:
+def check_indices(task: Task, params: PyTree, buffers: PyTree, data: Data) -> str:
     """Raises a ValueError for a label beyond the logits, or a token beyond a table.
 
     Such an index reads NaN, so that the loss is NaN. Only the smallest and the largest
     whole numbers of the data are tried, and only their results are computed.
+
+    Returns:
+        Why the model cannot be checked, as jax's checkify does not support some code;
+        "" if it was.
     """
     values = make_value_function(task, train=False)
 
@@ -345,9 +349,10 @@ def check_indices(task: Task, params: PyTree, buffers: PyTree, data: Data) -> No
         rows = _extremes(arrays)
         batch = gather(getattr(data, part), rows)
         try:
-            message = errors(params, buffers, batch).get()
-        except Exception:  # code that checkify does not support is not checked
-            return
+            program = errors.lower(params, buffers, batch).compile()
+        except Exception as error:  # checkify raises errors of many kinds
+            return f"{type(error).__name__}: {error}".partition("\n")[0]
+        message = program(params, buffers, batch).get()
         out_of_bounds = _OUT_OF_BOUNDS.search(message or "")
         # A task may allow reads and writes beyond an end on purpose.
         if (
@@ -356,6 +361,7 @@ def check_indices(task: Task, params: PyTree, buffers: PyTree, data: Data) -> No
         ):
             index, size = map(int, out_of_bounds.groups())
             raise ValueError(_misfit(part, batch, rows, index, size))
+    return ""
 
 
 def _extremes(arrays: Mapping[str, np.ndarray]) -> np.ndarray:

@@ -274,7 +274,12 @@ def _make_model(plan: Plan, data: Data) -> tuple[PyTree, PyTree]:
         params, buffers = check_model(plan.task, c.seed)
         if is_custom(c.task):  # it is tried out on shapes
             check_apply(plan.task, params, buffers, data.test)
-            check_indices(plan.task, params, buffers, data)
+            why_unchecked = check_indices(plan.task, params, buffers, data)
+            if why_unchecked:
+                terminal.say(
+                    "labels and tokens are not compared with the model's sizes: "
+                    f"{why_unchecked}"
+                )
         if c.mesh is not None:
             plan.trainer.shardings(params)
         if c.export is not None:

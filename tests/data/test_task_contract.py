@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.custom_partitioning import custom_partitioning
 from support import tiny_tasks
 from support.commands import find_imports
 from support.resumed_runs import refused
@@ -14,7 +15,7 @@ from experiments.command.errors import explained
 from experiments.command.factories import YOUR_OWN
 from experiments.command.stopping import Terminated
 from experiments.tasks import TASKS
-from experiments.tasks.task import Tables, Task
+from experiments.tasks.task import Tables, Task, check_indices
 from experiments.training.config import RunConfig
 from experiments.training.prepare import prepare
 
@@ -193,6 +194,27 @@ def test_slow_convolutions_are_told_before_the_run(steps, said, capfd):
     prepare(config, task=applying(apply))
     line = "slower on CPUs in dispatches of 3 steps: try --dispatch-steps 1"
     assert (line in capfd.readouterr().err) == said
+
+
+def test_code_whose_indices_cannot_be_checked_is_named():
+    """A checker's error must not end the run, nor hide what it did not check."""
+
+    @custom_partitioning
+    def partitioned(x):
+        return x
+
+    partitioned.def_partition(  # by callbacks that jax no longer takes
+        infer_sharding_from_operands=lambda *_: None, partition=lambda *_: None
+    )
+
+    def apply(*arguments, **options):
+        results, buffers = BASE.apply(*arguments, **options)
+        return {**results, "loss": partitioned(results["loss"])}, buffers
+
+    params, buffers = BASE.init(jax.random.key(0))
+    assert check_indices(BASE, params, buffers, FINE) == ""
+    why = check_indices(applying(apply), params, buffers, FINE)
+    assert why.startswith("NotImplementedError: ") and "\n" not in why
 
 
 def test_tasks_and_data_import_nothing_of_the_harness():
