@@ -32,14 +32,14 @@ class Server:
     """Serves CONTENT in the manner that a path names; notes what was asked."""
 
     def __init__(self):
-        self.asked = []
+        self.requested_paths = []
         self.stalled = threading.Event()  # half of /slow is sent
         self.go_on = threading.Event()
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self):
-                outer.asked.append(self.path)
+                outer.requested_paths.append(self.path)
                 outer.answer(self)
 
             def log_message(self, format, *args):
@@ -48,24 +48,24 @@ class Server:
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.address = f"http://127.0.0.1:{self.http.server_port}"
 
-    def answer(self, to):
-        if to.path == "/absent":
-            to.send_error(404)
+    def answer(self, handler):
+        if handler.path == "/absent":
+            handler.send_error(404)
             return
-        content = {"/other": OTHER, "/more": CONTENT * 2}.get(to.path, CONTENT)
-        to.send_response(200)
-        to.send_header("Content-Length", str(len(content)))
-        to.end_headers()
-        to.wfile.write(content[: len(content) // 2])
-        to.wfile.flush()
-        if to.path == "/cut":
-            to.connection.shutdown(socket.SHUT_RDWR)
+        content = {"/other": OTHER, "/more": CONTENT * 2}.get(handler.path, CONTENT)
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(len(content)))
+        handler.end_headers()
+        handler.wfile.write(content[: len(content) // 2])
+        handler.wfile.flush()
+        if handler.path == "/cut":
+            handler.connection.shutdown(socket.SHUT_RDWR)
             return
-        if to.path == "/slow":
+        if handler.path == "/slow":
             self.stalled.set()
             self.go_on.wait(TIMEOUT)
         try:
-            to.wfile.write(content[len(content) // 2 :])
+            handler.wfile.write(content[len(content) // 2 :])
         except OSError:
             return  # whoever asked is gone, as some tests want it
 
@@ -88,7 +88,7 @@ def pinned(server, *paths):
     return downloads.File("set/data.bin", len(CONTENT), SHA256, urls)
 
 
-def held(folder):
+def list_files(folder):
     """All files below a folder."""
     return {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
 
@@ -108,12 +108,12 @@ def test_a_missing_file_is_downloaded_once_and_verified(server, tmp_path, capsys
     (tmp_path / "any").touch()
     assert path.stat().st_mode == (tmp_path / "any").stat().st_mode
     (tmp_path / "any").unlink()
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert shown.err == "downloading set/data.bin (1.049 MB) from 127.0.0.1\n"
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err == "downloading set/data.bin (1.049 MB) from 127.0.0.1\n"
     assert downloads.find(file, tmp_path) == path
-    assert server.asked == ["/whole"]
-    assert held(tmp_path) == {"set/data.bin"}
+    assert server.requested_paths == ["/whole"]
+    assert list_files(tmp_path) == {"set/data.bin"}
 
 
 def test_a_terminal_is_shown_a_progress_bar(server, tmp_path, monkeypatch):
@@ -153,8 +153,8 @@ def test_a_failed_download_leaves_nothing_and_says_why_in_one_line(
 def test_the_mirror_is_tried_when_the_official_source_fails(server, tmp_path, capsys):
     path = downloads.find(pinned(server, "/other", "/whole"), tmp_path)
     assert path.read_bytes() == CONTENT
-    assert server.asked == ["/other", "/whole"]
-    assert held(tmp_path) == {"set/data.bin"}
+    assert server.requested_paths == ["/other", "/whole"]
+    assert list_files(tmp_path) == {"set/data.bin"}
     assert len(capsys.readouterr().err.splitlines()) == 3  # two sources, one reason
 
 
@@ -162,7 +162,7 @@ def test_a_server_that_falls_silent_is_given_up(server, tmp_path, monkeypatch):
     monkeypatch.setattr(downloads, "TIMEOUT", (5, 0.3))
     with pytest.raises(ValueError, match="the connection failed"):
         downloads.find(pinned(server, "/slow"), tmp_path)
-    assert held(tmp_path) == set()
+    assert list_files(tmp_path) == set()
 
 
 def test_what_is_served_is_converted_before_it_is_verified(server, tmp_path):
@@ -177,7 +177,7 @@ def test_what_is_served_is_converted_before_it_is_verified(server, tmp_path):
         raise ValueError("the archive is refused")
 
     assert "/whole: the archive is refused)" in refused(file, tmp_path, refuse)
-    assert held(tmp_path) == set()
+    assert list_files(tmp_path) == set()
 
 
 @pytest.mark.parametrize("content", [OTHER, CONTENT[:1000], b""], ids=len)
@@ -189,33 +189,33 @@ def test_an_altered_file_is_named_with_both_checksums_and_kept(
     for part in (str(path), SHA256, hashlib.sha256(content).hexdigest(), "Remove it"):
         assert part in message
     assert path.read_bytes() == content
-    assert server.asked == []
-    assert held(tmp_path) == {"set/data.bin"}
+    assert server.requested_paths == []
+    assert list_files(tmp_path) == {"set/data.bin"}
 
 
 def test_a_data_folder_that_is_complete_is_only_read(server, tmp_path):
     path = tmp_path / put(tmp_path, "set/data.bin", CONTENT).path
-    before = [p.stat().st_mtime_ns for p in (path, path.parent, tmp_path)]
+    old_times = [p.stat().st_mtime_ns for p in (path, path.parent, tmp_path)]
     assert downloads.find(pinned(server, "/whole"), tmp_path) == path
-    assert [p.stat().st_mtime_ns for p in (path, path.parent, tmp_path)] == before
-    assert server.asked == []
+    assert [p.stat().st_mtime_ns for p in (path, path.parent, tmp_path)] == old_times
+    assert server.requested_paths == []
 
 
 @pytest.mark.parametrize(
-    ("folder", "told"),
+    ("folder", "message"),
     [
         ("whole", "whole/set/data.bin cannot be read: "),  # a folder in its place
         ("file", "file/set/data.bin cannot be read: "),  # a file in the folder's
         ("/proc/syncalgos", "/proc/syncalgos/set cannot be written"),
     ],
 )
-def test_what_is_in_the_way_is_told_in_one_line(folder, told, server, tmp_path):
+def test_what_is_in_the_way_is_told_in_one_line(folder, message, server, tmp_path):
     (tmp_path / "whole" / "set" / "data.bin").mkdir(parents=True)
     (tmp_path / "file").touch()
     if folder.startswith("/proc") and not Path("/proc").is_dir():
         pytest.skip("there is no /proc")
-    assert told in refused(pinned(server, "/whole"), tmp_path / folder)
-    assert server.asked == []
+    assert message in refused(pinned(server, "/whole"), tmp_path / folder)
+    assert server.requested_paths == []
 
 
 def test_the_data_folder_is_the_argument_the_environment_or_the_cache(
@@ -285,27 +285,30 @@ def test_a_signal_ends_a_download_at_once_and_leaves_no_part(
     number, code, server, tmp_path
 ):
     with downloading(server, tmp_path) as (process, output):
-        assert len(held(tmp_path)) == 2  # the part, and its lock
+        assert len(list_files(tmp_path)) == 2  # the part, and its lock
         process.send_signal(number)
         assert process.wait(10) == code, output.read_text()
     assert output.read_text().startswith("downloading set/data.bin")
     assert "noted" not in output.read_text()
-    assert held(tmp_path) == set()
+    assert list_files(tmp_path) == set()
 
 
 def test_what_a_killed_download_left_goes_at_the_next(server, tmp_path):
     with downloading(server, tmp_path) as (process, _):
         process.kill()
         process.wait()
-    part, lock = sorted(held(tmp_path))
+    part, lock = sorted(list_files(tmp_path))
     assert lock == "set/.data.bin.lock"
     assert re.fullmatch(r"set/\.data\.bin\.[0-9a-f]{8}\.tmp", part)
     (tmp_path / "set" / ".data.bin.syncalgos.part").touch()  # as 0.3 named them
-    others = [".data.bin.of-mine.tmp", ".data.bin2.syncalgos.part"]
-    for name in others:
+    foreign_files = [".data.bin.of-mine.tmp", ".data.bin2.syncalgos.part"]
+    for name in foreign_files:
         (tmp_path / "set" / name).touch()
     downloads.find(pinned(server, "/whole"), tmp_path)
-    assert held(tmp_path) == {"set/data.bin", *(f"set/{name}" for name in others)}
+    assert list_files(tmp_path) == {
+        "set/data.bin",
+        *(f"set/{name}" for name in foreign_files),
+    }
 
 
 @pytest.mark.parametrize("convert", [(), (Path.read_bytes,)], ids=["as it is", "made"])
@@ -339,7 +342,7 @@ def test_a_part_of_another_user_is_left(server, tmp_path):
     part.touch()
     os.chown(part, 12345, -1)
     downloads.find(pinned(server, "/whole"), tmp_path)
-    assert held(tmp_path) == {"set/data.bin", f"set/{part.name}"}
+    assert list_files(tmp_path) == {"set/data.bin", f"set/{part.name}"}
 
 
 def test_of_two_processes_that_want_a_file_one_downloads_it(server, tmp_path):
@@ -352,15 +355,15 @@ def test_of_two_processes_that_want_a_file_one_downloads_it(server, tmp_path):
         server.go_on.set()
         assert process.wait(TIMEOUT) == 0, output.read_text()
         second.join()
-    assert server.asked == ["/slow"]
-    assert held(tmp_path) == {"set/data.bin"}
+    assert server.requested_paths == ["/slow"]
+    assert list_files(tmp_path) == {"set/data.bin"}
     assert downloads.find(file, tmp_path).read_bytes() == CONTENT
 
 
 def test_a_folder_without_locks_is_filled(server, tmp_path, monkeypatch):
-    def flock(descriptor, how):
+    def flock(descriptor, operation):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", flock)
     downloads.find(pinned(server, "/whole"), tmp_path)
-    assert held(tmp_path) == {"set/data.bin"}
+    assert list_files(tmp_path) == {"set/data.bin"}

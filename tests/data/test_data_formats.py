@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import io
+import itertools
 import tarfile
 from collections import Counter
 from pathlib import Path
@@ -46,25 +47,25 @@ def test_mnist_is_found_unpacked_where_others_keep_it(tmp_path):
     packed = find_data_folder(*(file.path for file in formats.IDX_FILES["mnist"]))
     places = "mnist/{}-idx{}", "MNIST/raw/{}-idx{}", "{}.idx{}", "mnist/{}.idx{}"
     for place, file in zip(places, formats.IDX_FILES["mnist"], strict=True):
-        own = tmp_path / place.format(*Path(file.path).stem.split("-idx"))
-        own.parent.mkdir(parents=True, exist_ok=True)
-        own.write_bytes(gzip.decompress((packed / file.path).read_bytes()))
+        images = tmp_path / place.format(*Path(file.path).stem.split("-idx"))
+        images.parent.mkdir(parents=True, exist_ok=True)
+        images.write_bytes(gzip.decompress((packed / file.path).read_bytes()))
     parts = zip(
         formats.mnist_images("mnist", tmp_path),
         formats.mnist_images("mnist", packed),
         strict=True,
     )
-    for own, expected in parts:
-        np.testing.assert_array_equal(own["x"], expected["x"])
-        np.testing.assert_array_equal(own["y"], expected["y"])
+    for images, expected in parts:
+        np.testing.assert_array_equal(images["x"], expected["x"])
+        np.testing.assert_array_equal(images["y"], expected["y"])
 
 
 def test_an_archive_is_read_whole_whether_zipped_or_not(tmp_path):
     content = tar({"a/b": b"one", "c": b""})
     for packed in (content, gzip.compress(content)):
         put(tmp_path, "archive", packed)
-        found = formats.members(tmp_path / "archive", 1 << 20, "it")
-        assert found == {"a/b": b"one", "c": b""}
+        members = formats.members(tmp_path / "archive", 1 << 20, "it")
+        assert members == {"a/b": b"one", "c": b""}
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +90,7 @@ def upstream(packed):
     out = io.BytesIO()
     headers = {"format": tarfile.PAX_FORMAT, "pax_headers": {"comment": "26eb9aa"}}
     with (
-        tarfile.open(fileobj=io.BytesIO(packed)) as kept,
+        tarfile.open(fileobj=io.BytesIO(packed)) as source_archive,
         tarfile.open(fileobj=out, mode="w:gz", compresslevel=1, **headers) as archive,
     ):
         for folder in (top, f"{top}/recordings"):
@@ -99,8 +100,8 @@ def upstream(packed):
             archive.addfile(member)
         for name in ("README.md", "recordings/notes.txt"):
             archive.addfile(tarfile.TarInfo(f"{top}/{name}"))
-        for member in reversed(kept.getmembers()):
-            content = kept.extractfile(member)
+        for member in reversed(source_archive.getmembers()):
+            content = source_archive.extractfile(member)
             member.name = f"{top}/{member.name}"
             member.mode = 0o664
             member.mtime = 1_600_000_000
@@ -114,12 +115,12 @@ def test_recordings_of_the_repository_are_packed_and_kept(packed, recordings, tm
     """To the same bytes, whatever a server has packed them in."""
     served = put(tmp_path, "fsdd/v1.0.10.tar.gz", upstream(packed))
     assert formats.TAR.urls[0].endswith(served.path.removeprefix("fsdd"))
-    found = formats.recordings(tmp_path)
+    packed_recordings = formats.recordings(tmp_path)
     assert (tmp_path / TAR).read_bytes() == packed
     (tmp_path / served.path).unlink()
     again = formats.recordings(tmp_path)
-    for recording, *others in zip(recordings, found, again, strict=True):
-        for other in others:
+    for recording, *copies in zip(recordings, packed_recordings, again, strict=True):
+        for other in copies:
             assert other[:3] == recording[:3]
             np.testing.assert_array_equal(other.samples, recording.samples)
 
@@ -127,7 +128,8 @@ def test_recordings_of_the_repository_are_packed_and_kept(packed, recordings, tm
 def test_recordings_are_of_six_speakers_who_say_each_digit_fifty_times(recordings):
     counts = Counter((r.speaker, r.digit) for r in recordings)
     speakers = {"george", "jackson", "lucas", "nicolas", "theo", "yweweler"}
-    assert counts == {(who, digit): 50 for who in speakers for digit in range(10)}
+    pairs = itertools.product(speakers, range(10))
+    assert counts == dict.fromkeys(pairs, 50)
     assert {r.take for r in recordings} == set(range(50))
     lengths = [len(r.samples) for r in recordings]
     assert (min(lengths), max(lengths), int(np.median(lengths))) == (1148, 18262, 3358)
@@ -162,11 +164,11 @@ def test_log_mel_matches_its_definition(seconds, recordings):
         draws = np.random.default_rng(0).normal(0, 3000, int(8000 * seconds))
         draws[200:400] *= 1e-4  # nearly silent
         samples = draws.astype(np.int16)
-    found = formats.log_mel(samples)
-    assert found.dtype == np.float32
+    spectrum = formats.log_mel(samples)
+    assert spectrum.dtype == np.float32
     # float32 against float64: the logarithm of a sum of 129 squares
     atol = 2e-4 if seconds else 1e-3
-    np.testing.assert_allclose(found, log_mel_by_definition(samples), 0, atol)
+    np.testing.assert_allclose(spectrum, log_mel_by_definition(samples), 0, atol)
 
 
 def test_silence_is_the_floor_and_too_short_a_sound_is_one_frame():
@@ -184,12 +186,12 @@ def test_spoken_digits_hold_out_five_takes_and_are_normalised_by_the_others(
     train, test, _ = formats.spoken_digits(find_data_folder(TAR_GZ), frames=12)
     takes = np.array([r.take for r in recordings])
     digits = np.array([r.digit for r in recordings])
-    shown = [formats.log_mel(r.samples)[:12] for r in recordings]
-    own = np.concatenate([shown[i] for i in np.flatnonzero(takes >= 5)])
-    mean = own.mean(0, np.float64)
-    deviation = own.std(0, np.float64)
+    spectra = [formats.log_mel(r.samples)[:12] for r in recordings]
+    train_frames = np.concatenate([spectra[i] for i in np.flatnonzero(takes >= 5)])
+    mean = train_frames.mean(0, np.float64)
+    deviation = train_frames.std(0, np.float64)
     for part, chosen in ((train, takes >= 5), (test, takes < 5)):
-        rows = [(shown[i] - mean) / deviation for i in np.flatnonzero(chosen)]
+        rows = [(spectra[i] - mean) / deviation for i in np.flatnonzero(chosen)]
         expected = [np.pad(x, [(0, 12 - len(x)), (0, 0)]) for x in rows]
         np.testing.assert_allclose(part["x"], expected, atol=1e-5)
         assert part["length"].tolist() == [len(x) for x in rows]
@@ -253,7 +255,8 @@ def test_cifar_batches_become_images_of_height_width_and_channels(tmp_path):
         (train, ["data_batch_1", "data_batch_2"]),
         (test, ["test_batch"]),
     ):
-        x, y = (np.concatenate([batches[name][i] for name in names]) for i in (1, 2))
+        x = np.concatenate([batches[name][1] for name in names])
+        y = np.concatenate([batches[name][2] for name in names])
         np.testing.assert_array_equal(part["x"], x)
         np.testing.assert_array_equal(part["y"], y)
         assert (part["x"].dtype, part["y"].dtype) == (np.uint8, np.int32)

@@ -86,8 +86,8 @@ def csv(content, **flags):
     )
 
 
-def npz(x, y=None, **others):
-    arrays = {"x": x, **({} if y is None else {"y": y}), **others}
+def npz(x, y=None, **other_arrays):
+    arrays = {"x": x, **({} if y is None else {"y": y}), **other_arrays}
 
     def read(folder):
         np.savez(folder / "data.npz", **arrays)
@@ -251,10 +251,10 @@ REFUSED = [
 def test_what_is_refused_is_told_in_a_line(call, words, tmp_path):
     with pytest.raises(ValueError) as raised:
         call(tmp_path)
-    said = str(raised.value)
-    assert "\n" not in said
+    message = str(raised.value)
+    assert "\n" not in message
     for part in words.split(" | "):
-        assert part in said
+        assert part in message
     assert not (tmp_path / "evil").exists()
 
 

@@ -46,8 +46,8 @@ ARRAYS = {
 }
 
 
-def rows(first, steps):
-    return sampling.rows(0, first, steps, 8, 40)
+def rows(start, steps):
+    return sampling.rows(0, start, steps, 8, 40)
 
 
 @pytest.fixture(params=[Squares, lambda: ARRAYS], ids=["source", "arrays"])
@@ -58,22 +58,22 @@ def train(request):
 @pytest.mark.parametrize("shape", [(8,), (3, 8), (1, 4, 2)])
 def test_gathered_examples_are_those_that_rows_name(train, shape):
     wanted = np.random.default_rng(0).integers(0, 40, shape)
-    found = feeding.gather(train, wanted)
-    assert found.keys() == ARRAYS.keys()
+    examples = feeding.gather(train, wanted)
+    assert examples.keys() == ARRAYS.keys()
     for name, x in ARRAYS.items():
-        np.testing.assert_array_equal(found[name], x[wanted])
-        assert found[name].dtype == x.dtype
+        np.testing.assert_array_equal(examples[name], x[wanted])
+        assert examples[name].dtype == x.dtype
 
 
-@pytest.mark.parametrize("most", [1, 4, 50])
-def test_dispatches_come_in_their_order_each_once(train, most):
-    parts = list(dispatches([20, 40, 50], most))
-    found = list(feeding.read_ahead(train, parts, rows))
-    assert [len(batch["y"]) for batch in found] == [steps for _, steps in parts]
-    whole = rows(0, 50)
+@pytest.mark.parametrize("dispatch_steps", [1, 4, 50])
+def test_dispatches_come_in_their_order_each_once(train, dispatch_steps):
+    parts = list(dispatches([20, 40, 50], dispatch_steps))
+    batches = list(feeding.read_ahead(train, parts, rows))
+    assert [len(batch["y"]) for batch in batches] == [steps for _, steps in parts]
+    all_rows = rows(0, 50)
     for name, x in ARRAYS.items():
         np.testing.assert_array_equal(
-            np.concatenate([batch[name] for batch in found]), x[whole]
+            np.concatenate([batch[name] for batch in batches]), x[all_rows]
         )
 
 
@@ -81,13 +81,13 @@ def test_reading_goes_on_in_other_threads_but_not_far():
     """A run of a million steps must not fill the memory."""
     source = Squares()
     ahead = feeding.read_ahead(source, [(step, 1) for step in range(1000)], rows)
-    for taken in (1, 2, 3):
+    for num_taken in (1, 2, 3):
         next(ahead)
         time.sleep(0.2)  # time enough to read hundreds
         assert (
-            taken * 8
+            num_taken * 8
             < len(source.read)
-            <= 8 * (taken + feeding.AHEAD + feeding.THREADS)
+            <= 8 * (num_taken + feeding.AHEAD + feeding.THREADS)
         )
     assert threading.get_ident() not in source.threads
 
@@ -97,11 +97,11 @@ def test_what_a_source_raises_comes_out_where_it_is_read():
     ahead = feeding.read_ahead(source, [(step, 1) for step in range(5)], rows)
     assert source.bad not in rows(0, 5)[:3]
     caught = []
-    taken = []
+    taken_batches = []
 
     def take():
         try:
-            taken.extend(ahead)
+            taken_batches.extend(ahead)
         except BadRequest as error:
             caught.append(error)
 
@@ -109,9 +109,11 @@ def test_what_a_source_raises_comes_out_where_it_is_read():
     thread.start()
     thread.join(SECONDS)
     assert not thread.is_alive()
-    told = f"training example {source.bad}: OSError: the disk is on fire (test_feed.py:"
-    assert str(caught[0]).startswith(told)
-    assert len(taken) <= 3
+    message_start = (
+        f"training example {source.bad}: OSError: the disk is on fire (test_feed.py:"
+    )
+    assert str(caught[0]).startswith(message_start)
+    assert len(taken_batches) <= 3
 
 
 class Odd(Squares):
@@ -131,7 +133,7 @@ def missing(example):
 
 
 @pytest.mark.parametrize(
-    ("change", "code", "told"),
+    ("change", "code", "message"),
     [
         (lambda x: {**x, "x": x["x"][:1]}, 2, "7 has shapes {'x': (1, 3), 'y': ()}, b"),
         (lambda x: {"x": x["x"]}, 2, "7 has shapes {'x': (2, 3)}, but example 3 has"),
@@ -143,9 +145,9 @@ def missing(example):
         (lambda x: os.read(-1, 1), 75, "7: OSError: [Errno 9] Bad file descriptor"),
     ],
 )
-def test_an_odd_example_is_named(change, code, told):
+def test_an_odd_example_is_named(change, code, message):
     """A code of 75 asks to go on later, as a disk may be back."""
-    with pytest.raises(BadRequest, match=re.escape(told)) as raised:
+    with pytest.raises(BadRequest, match=re.escape(message)) as raised:
         feeding.gather(Odd(change), np.array([[7, 3, 12]]))
     assert raised.value.code == code
     held_out = feeding.gather(
@@ -155,28 +157,30 @@ def test_an_odd_example_is_named(change, code, told):
 
 
 @pytest.fixture
-def summary_of(tmp_path):
+def run_summary(tmp_path):
     """Returns run(flags) -> summary, by the command line inside this process."""
 
-    def summary_of(words):
+    def run_summary(words):
         out = tmp_path / str(len(list(tmp_path.iterdir())))
         words = f"{words} --workers 4 --backend vmap --out {out}"
         assert run.main(words.split()) == 0
         return json.loads((out / "summary.json").read_text())
 
-    return summary_of
+    return run_summary
 
 
 @pytest.mark.slow
-def test_host_device_and_a_source_feed_the_same_bits(summary_of, monkeypatch):
+def test_host_device_and_a_source_feed_the_same_bits(run_summary, monkeypatch):
     words = "--task support.tiny_tasks:read --dispatch-steps 5 --steps 24"
-    expected = summary_of(f"{words} --kind arrays --eval-every 12")
-    found = [summary_of(f"{words} --kind source")]
+    expected = run_summary(f"{words} --kind arrays --eval-every 12")
+    summaries = [run_summary(f"{words} --kind source")]
     monkeypatch.setattr(feeding, "MOST_ON_DEVICE", 0)
-    found.append(summary_of(f"{words} --kind arrays --eval-every 4 --dispatch-steps 3"))
-    for each in found:
-        assert each["params_sha256"] == expected["params_sha256"]
-        assert each["test_loss"] == expected["test_loss"]
+    summaries.append(
+        run_summary(f"{words} --kind arrays --eval-every 4 --dispatch-steps 3")
+    )
+    for summary in summaries:
+        assert summary["params_sha256"] == expected["params_sha256"]
+        assert summary["test_loss"] == expected["test_loss"]
 
 
 @pytest.mark.slow
@@ -186,9 +190,11 @@ def test_run_whose_source_raises_keeps_what_was_trained(tmp_path):
     words = f"--task support.tiny_tasks:read --bad {bad} --workers 2 --steps 8"
     environ = {"PYTHONPATH": OURS}
     ended = execute(words, tmp_path / "out", **environ, ON_FIRE="1").with_code(75)
-    told = ended.stderr.splitlines()[-1]
-    assert told.startswith(f"error: training example {bad}: OSError: the disk is on f")
-    assert told.endswith("--resume continues after step 3")
+    error_line = ended.stderr.splitlines()[-1]
+    assert error_line.startswith(
+        f"error: training example {bad}: OSError: the disk is on f"
+    )
+    assert error_line.endswith("--resume continues after step 3")
     ended = execute(f"{words} --resume", tmp_path / "out", **environ).with_code(0)
     assert "resuming from the checkpoint of step 3" in ended.stderr
 

@@ -20,13 +20,12 @@ def shards(kind, workers=8, seed=0, groups=GROUPS):
 
 def counts(parts, labels):
     """Counts the examples of each label, (workers, labels)."""
-    return np.array(
-        [[(labels[p] == k).sum() for k in np.unique(labels)] for p in parts]
-    )
+    is_label = labels == np.unique(labels)[:, None]  # (labels, examples)
+    return np.array([is_label[:, part].sum(1) for part in parts])
 
 
-def even_labels(labels, each):
-    return {"label": np.repeat(np.arange(labels), each)}
+def even_labels(labels, examples_per_label):
+    return {"label": np.repeat(np.arange(labels), examples_per_label)}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -39,10 +38,12 @@ def test_every_example_is_one_workers_own(kind, workers):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_partition_follows_its_seed(kind):
-    first, again, other = (shards(kind, seed=seed) for seed in (3, 3, 4))
-    for one, same in zip(first, again, strict=True):
-        np.testing.assert_array_equal(one, same)
-    assert any(set(a) != set(b) for a, b in zip(first, other, strict=True))
+    shards_of_3, again_of_3, shards_of_4 = (
+        shards(kind, seed=seed) for seed in (3, 3, 4)
+    )
+    for shard, same_shard in zip(shards_of_3, again_of_3, strict=True):
+        np.testing.assert_array_equal(shard, same_shard)
+    assert any(set(a) != set(b) for a, b in zip(shards_of_3, shards_of_4, strict=True))
 
 
 def test_iid_has_no_shards_whatever_the_groups():
@@ -57,14 +58,16 @@ def test_groups_are_cut_into_equal_parts_of_few_groups(kind, workers):
     parts = shards(kind, workers)
     sizes = [len(part) for part in parts]
     assert max(sizes) - min(sizes) <= 1
-    held = sum(len(np.unique(GROUPS[kind][part])) for part in parts)
-    assert held <= workers + len(np.unique(GROUPS[kind])) - 1
+    num_groups = sum(len(np.unique(GROUPS[kind][part])) for part in parts)
+    assert num_groups <= workers + len(np.unique(GROUPS[kind])) - 1
 
 
 def test_which_group_comes_first_is_drawn():
     groups = even_labels(4, 5)
-    first = [groups["label"][shards("label", 4, s, groups)[0][0]] for s in range(400)]
-    assert scipy.stats.chisquare(np.bincount(first)).pvalue > 1e-3
+    first_labels = [
+        groups["label"][shards("label", 4, s, groups)[0][0]] for s in range(400)
+    ]
+    assert scipy.stats.chisquare(np.bincount(first_labels)).pvalue > 1e-3
 
 
 def test_a_cut_group_is_dealt_at_random_not_in_its_order():
@@ -76,8 +79,12 @@ def test_a_cut_group_is_dealt_at_random_not_in_its_order():
 @pytest.mark.parametrize("workers", [3, 8])
 def test_a_dirichlet_of_large_alpha_gives_all_workers_as_much_of_each_label(workers):
     groups = even_labels(10, 144)
-    found = counts(shards("dirichlet:1e8", workers, 0, groups), groups["label"])
-    assert np.abs(found - 144 / workers).max() <= 1  # the rounding of two ends
+    counts_by_worker = counts(
+        shards("dirichlet:1e8", workers, 0, groups), groups["label"]
+    )
+    assert (
+        np.abs(counts_by_worker - 144 / workers).max() <= 1
+    )  # the rounding of two ends
 
 
 @pytest.mark.parametrize("alpha", [0.1, 1, 10])
@@ -111,20 +118,22 @@ def test_well_written_kinds_pass_before_data_is_loaded(kind):
 
 
 # Unlike sizes: of many epochs in a part, of one, and a single example.
-OWN = np.split(np.random.default_rng(1).permutation(3000), [1, 8, 45, 145, 1500])
-WORKERS = len(OWN)
+SHARDS = np.split(np.random.default_rng(1).permutation(3000), [1, 8, 45, 145, 1500])
+WORKERS = len(SHARDS)
 
 
-@pytest.mark.parametrize("own", [1, 5, 64])
-def test_each_epoch_of_a_shard_takes_each_of_its_examples_once(own):
-    steps = 3000 // own
-    rows = sampling.rows_of_shards(1, 0, steps, own * WORKERS, OWN)
+@pytest.mark.parametrize("worker_batch", [1, 5, 64])
+def test_each_epoch_of_a_shard_takes_each_of_its_examples_once(worker_batch):
+    steps = 3000 // worker_batch
+    rows = sampling.rows_of_shards(1, 0, steps, worker_batch * WORKERS, SHARDS)
     assert rows.dtype == np.int32
-    slices = rows.reshape(steps, WORKERS, own)
-    for worker, shard in enumerate(OWN):
+    slices = rows.reshape(steps, WORKERS, worker_batch)
+    for worker, shard in enumerate(SHARDS):
         flat = slices[:, worker].reshape(-1)
         epochs = flat[: len(flat) // len(shard) * len(shard)].reshape(-1, len(shard))
-        assert len(epochs) == steps * own // len(shard)  # small ones come sooner
+        assert len(epochs) == steps * worker_batch // len(
+            shard
+        )  # small ones come sooner
         expected = np.broadcast_to(np.sort(shard), epochs.shape)
         np.testing.assert_array_equal(np.sort(epochs, axis=1), expected)
         if len(shard) > 30 and len(epochs) > 1:
@@ -133,16 +142,16 @@ def test_each_epoch_of_a_shard_takes_each_of_its_examples_once(own):
 
 def test_a_shards_stream_is_a_function_of_seed_worker_and_step():
     batch = 4 * WORKERS
-    whole = sampling.rows_of_shards(3, 0, 900, batch, OWN)
-    for first, steps in [(899, 1), (0, 1), (3, 50), (250, 1), (1, 899), (249, 600)]:
-        part = sampling.rows_of_shards(3, first, steps, batch, OWN)
-        np.testing.assert_array_equal(part, whole[first : first + steps])
-    assert (sampling.rows_of_shards(4, 0, 900, batch, OWN) != whole).any()
+    all_rows = sampling.rows_of_shards(3, 0, 900, batch, SHARDS)
+    for start, steps in [(899, 1), (0, 1), (3, 50), (250, 1), (1, 899), (249, 600)]:
+        part = sampling.rows_of_shards(3, start, steps, batch, SHARDS)
+        np.testing.assert_array_equal(part, all_rows[start : start + steps])
+    assert (sampling.rows_of_shards(4, 0, 900, batch, SHARDS) != all_rows).any()
 
 
 def test_workers_with_equal_shards_draw_in_orders_of_their_own():
-    same = [np.arange(50)] * 3
-    rows = sampling.rows_of_shards(0, 0, 10, 15, same).reshape(10, 3, 5)
+    equal_shards = [np.arange(50)] * 3
+    rows = sampling.rows_of_shards(0, 0, 10, 15, equal_shards).reshape(10, 3, 5)
     orders = {tuple(rows[:, worker].reshape(-1)) for worker in range(3)}
     assert len(orders) == 3
     assert tuple(sampling.rows(0, 0, 10, 5, 50).reshape(-1)) not in orders
@@ -157,11 +166,11 @@ def test_orders_of_a_shard_are_uniform():
 
 def test_orders_of_256_workers_are_drawn_once_not_at_every_dispatch(monkeypatch):
     drawn = []
-    made = np.random.default_rng
+    make_generator = np.random.default_rng
 
     def counted(key):
         drawn.append(key)
-        return made(key)
+        return make_generator(key)
 
     monkeypatch.setattr(np.random, "default_rng", counted)
     parts = np.array_split(np.arange(256 * 1100), 256)

@@ -19,11 +19,11 @@ from experiments.training.summary import summarize
 
 EXAMPLES = 40
 HELD_OUT = 8
-FROM = 1000
+FIRST_TEST_NUMBER = 1000
 WORKERS = 2
-OWN = 5
+WORKER_BATCH = 5
 STEPS = 16  # OWN examples of each worker a step
-DRAWN = OWN * STEPS  # of each worker
+DRAWN = WORKER_BATCH * STEPS  # of each worker
 
 
 def counting() -> Task:
@@ -43,12 +43,16 @@ def counting() -> Task:
         apply=apply,
         load=lambda: Data(
             {"number": numbers},
-            {"number": np.arange(FROM, FROM + HELD_OUT, dtype=np.int32)},
+            {
+                "number": np.arange(
+                    FIRST_TEST_NUMBER, FIRST_TEST_NUMBER + HELD_OUT, dtype=np.int32
+                )
+            },
             {"label": numbers % 4, "speaker": numbers // 10},
         ),
-        batch_size=WORKERS * OWN,
+        batch_size=WORKERS * WORKER_BATCH,
         steps=STEPS,
-        lr={"": float(OWN)},
+        lr={"": float(WORKER_BATCH)},
         dispatch_steps=STEPS,
     )
 
@@ -57,26 +61,26 @@ COUNTING = [
     *("--task", f"{__name__}:counting", "--workers", str(WORKERS)),
     *("--backend", "vmap", "--eval-every", str(STEPS)),
 ]
-APART = ["--algo", "model_averaging", "--period", "1000"]  # they never agree
+WITHOUT_SYNC = ["--algo", "model_averaging", "--period", "1000"]  # they never agree
 
 
 def again(run, *words):
     """A run of other words behind a run, with its programs."""
-    made = make_run(*checked(parse(words), run.data, programs=run.plan.programs))
-    assert made.trainer is run.trainer
-    return made
+    shared_run = make_run(*checked(parse(words), run.data, programs=run.plan.programs))
+    assert shared_run.trainer is run.trainer
+    return shared_run
 
 
-def run_of(*argv):
+def prepare_run(*argv):
     return prepare(parse([*argv]))
 
 
 def finished(job):
     """The outcome of a run, its summary, and what its files say."""
     with tempfile.TemporaryDirectory() as folder:
-        own = Folder(job, out := Path(folder) / "out", 0.0)
-        own.record([])
-        outcome = own.train(Report(), lambda: 0)
+        run_folder = Folder(job, out := Path(folder) / "out", 0.0)
+        run_folder.record([])
+        outcome = run_folder.train(Report(), lambda: 0)
         config = json.loads((out / "config.json").read_text())
         text = (out / "metrics.jsonl").read_text()
     assert outcome.diverged_at is None
@@ -87,7 +91,7 @@ def finished(job):
 @functools.cache
 def counted(*argv):
     """The plan, how often each worker took each example, (workers, examples), lines."""
-    plan = run_of(*COUNTING, *APART, *argv)
+    plan = prepare_run(*COUNTING, *WITHOUT_SYNC, *argv)
     outcome, _, _, lines = finished(plan)
     counts = np.asarray(outcome.state.replica.params).reshape(WORKERS, EXAMPLES)
     return plan, counts, lines
@@ -107,28 +111,30 @@ def test_a_worker_trains_on_examples_of_its_own_shard_alone():
     assert len(plan.shards) == WORKERS
     every = np.sort(np.concatenate(plan.shards))
     np.testing.assert_array_equal(every, np.arange(len(numbers)))
-    for own, shard in zip(counts, plan.shards, strict=True):
-        assert own.sum() == DRAWN
+    for worker_counts, shard in zip(counts, plan.shards, strict=True):
+        assert worker_counts.sum() == DRAWN
         inside = np.isin(np.arange(EXAMPLES), numbers[shard])
-        assert (own[~inside] == 0).all()
+        assert (worker_counts[~inside] == 0).all()
         rounds = DRAWN // len(shard)
-        assert set(own[inside]) <= {rounds, rounds + 1}
+        assert set(worker_counts[inside]) <= {rounds, rounds + 1}
 
 
 @pytest.mark.slow
 def test_a_partition_follows_the_runs_seed_and_validation_data_does_not():
     """Runs of several seeds choose by the same examples."""
-    words = (*COUNTING, *APART, "--partition", "label", "--validation", "0.1")
-    first, twice, other = (run_of(*words, "--seed", x) for x in ("1", "1", "2"))
-    dealt_anew = again(first, *words, "--seed", "2")
-    assert (first.config.seed, dealt_anew.config.seed) == (1, 2)
-    for one, same in ((first, twice), (dealt_anew, other)):
-        for mine, its in zip(one.shards, same.shards, strict=True):
+    words = (*COUNTING, *WITHOUT_SYNC, "--partition", "label", "--validation", "0.1")
+    first_run, same_run, other_run = (
+        prepare_run(*words, "--seed", x) for x in ("1", "1", "2")
+    )
+    dealt_anew = again(first_run, *words, "--seed", "2")
+    assert (first_run.config.seed, dealt_anew.config.seed) == (1, 2)
+    for run, same_seed_run in ((first_run, same_run), (dealt_anew, other_run)):
+        for mine, its in zip(run.shards, same_seed_run.shards, strict=True):
             np.testing.assert_array_equal(mine, its)
-    pairs = zip(first.shards, other.shards, strict=True)
+    pairs = zip(first_run.shards, other_run.shards, strict=True)
     assert any(set(a) != set(b) for a, b in pairs)
-    held = [each.data.test["number"] for each in (first, other)]
-    np.testing.assert_array_equal(*held)
+    validation_numbers = [run.data.test["number"] for run in (first_run, other_run)]
+    np.testing.assert_array_equal(*validation_numbers)
 
 
 @pytest.mark.slow
@@ -145,17 +151,17 @@ def test_without_a_partition_workers_share_one_stream_of_all_examples():
 @pytest.mark.slow
 def test_the_validation_part_is_trained_on_by_nobody_and_is_the_test():
     plan, counts, lines = counted(*DEALT)
-    held = np.flatnonzero(counts.sum(0) == 0)
-    assert len(held) == EXAMPLES // 10
-    assert sorted(held % 4) == [0, 1, 2, 3]  # one of each label
-    np.testing.assert_array_equal(np.sort(plan.data.test["number"]), held)
-    assert lines[-1]["test_number"] == pytest.approx(held.mean())
+    held_out_numbers = np.flatnonzero(counts.sum(0) == 0)
+    assert len(held_out_numbers) == EXAMPLES // 10
+    assert sorted(held_out_numbers % 4) == [0, 1, 2, 3]  # one of each label
+    np.testing.assert_array_equal(np.sort(plan.data.test["number"]), held_out_numbers)
+    assert lines[-1]["test_number"] == pytest.approx(held_out_numbers.mean())
 
 
 def test_without_validation_the_test_is_that_of_the_task():
     plan, counts, lines = counted()
     assert plan.data.examples == EXAMPLES and (counts.sum(0) > 0).all()
-    assert lines[-1]["test_number"] == FROM + (HELD_OUT - 1) / 2
+    assert lines[-1]["test_number"] == FIRST_TEST_NUMBER + (HELD_OUT - 1) / 2
 
 
 # Seed after seed.
@@ -168,19 +174,19 @@ def without(line, *names):
 @pytest.mark.slow
 def test_another_seed_of_a_compiled_run_leaves_the_files_of_a_fresh_run():
     words = [*COUNTING, "--algo", "bmuf", "--partition", "dirichlet:0.5"]
-    first = run_of(*words)
-    _, before, *_ = finished(first)
+    first_run = prepare_run(*words)
+    _, first_summary, *_ = finished(first_run)
     seed = (*words, "--seed", "3")
-    _, summary, config, lines = finished(again(first, *seed))
-    _, expected, expected_config, expected_lines = finished(run_of(*seed))
-    assert summary["params_sha256"] != before["params_sha256"]
+    _, summary, config, lines = finished(again(first_run, *seed))
+    _, expected, expected_config, expected_lines = finished(prepare_run(*seed))
+    assert summary["params_sha256"] != first_summary["params_sha256"]
     assert summary["seed"] == config["seed"] == config["settings"]["seed"] == 3
     of_the_time = ("started", "sha256")  # the second is a checksum of the file
     assert without(config, *of_the_time) == without(expected_config, *of_the_time)
     timed = ("seconds", "steps_per_second")
     assert without(summary, *timed) == without(expected, *timed)
-    for one, other in zip(lines, expected_lines, strict=True):
-        assert without(one, "seconds") == without(other, "seconds")
+    for line, expected_line in zip(lines, expected_lines, strict=True):
+        assert without(line, "seconds") == without(expected_line, "seconds")
 
 
 @pytest.mark.parametrize(
@@ -203,7 +209,7 @@ def test_displacements_are_those_of_what_the_workers_saw():
     """Two workers that count go from 0 to their counts."""
     _, counts, _ = counted()
     words = ["--algo", "model_averaging", "--period", str(STEPS), "--displacements"]
-    _, _, _, (line,) = finished(run_of(*COUNTING, *words))
+    _, _, _, (line,) = finished(prepare_run(*COUNTING, *words))
     norm = np.linalg.norm(counts.mean(0))
     assert line["pseudo_gradient"] == pytest.approx(norm, rel=1e-5)
     a, b = counts

@@ -108,9 +108,11 @@ def test_labels_are_compared_as_values(y, classes, tmp_path, capsys):
     path = tmp_path / "data.csv"
     path.write_text("kind,x\n" + "".join(f"{y[i % 6]},{i}.5\n" for i in range(60)))
     table(str(path), "kind").load()
-    said = capsys.readouterr().err
-    assert f"classes in 'kind' ({classes}); the size of the model's input is 1;" in said
-    assert "; 12 rows are held out; " in said
+    remarks = capsys.readouterr().err
+    assert (
+        f"classes in 'kind' ({classes}); the size of the model's input is 1;" in remarks
+    )
+    assert "; 12 rows are held out; " in remarks
 
 
 def test_what_was_read_is_said(tmp_path, capsys):
@@ -121,13 +123,15 @@ def test_what_was_read_is_said(tmp_path, capsys):
     path.write_text("".join([" id ,flag,same,kind\n", *lines, ",,,\n"]))
     for _ in range(2):  # the second time without reading
         table(str(path)).load()
-        said = capsys.readouterr().err
-        assert "it has 50 rows and 25 classes in 'kind' (0, 1, 2, 3, 4, 5, 6" in said
-        assert "and 15 more); the size of the model's input is 3; 10 rows are" in said
-        assert "the words false and true of 'flag' are read as 0 and 1\n" in said
-        assert "leave out 'same', because all rows to train on are equal" in said
-        assert "include 'id', where each row has a different whole number" in said
-        assert "25 classes are many: is --column the right" in said
+        remarks = capsys.readouterr().err
+        assert "it has 50 rows and 25 classes in 'kind' (0, 1, 2, 3, 4, 5, 6" in remarks
+        assert (
+            "and 15 more); the size of the model's input is 3; 10 rows are" in remarks
+        )
+        assert "the words false and true of 'flag' are read as 0 and 1\n" in remarks
+        assert "leave out 'same', because all rows to train on are equal" in remarks
+        assert "include 'id', where each row has a different whole number" in remarks
+        assert "25 classes are many: is --column the right" in remarks
     path.write_text("a,b,kind\n" + "1,2,Yes\n2,3,yes\n" * 9)
     table(str(path)).load()
     assert "these classes differ only in case: Yes, yes\n" in capsys.readouterr().err
@@ -138,13 +142,13 @@ def test_pictures_are_offered_a_model_for_pictures(tmp_path, capsys):
     x = RNG.integers(0, 255, (50, 24, 31), dtype=np.uint8)
     np.savez(tmp_path / "data.npz", x=x, y=np.arange(50) % 2, z=0)
     table(str(tmp_path / "data.npz")).load()
-    said = capsys.readouterr().err
-    assert "may be pictures of 24×31: --model lenet reads them as such\n" in said
-    assert "the file's arrays z are not read\n" in said
+    remarks = capsys.readouterr().err
+    assert "may be pictures of 24×31: --model lenet reads them as such\n" in remarks
+    assert "the file's arrays z are not read\n" in remarks
     task = table(str(tmp_path / "data.npz"), model="lenet")
-    found = np.asarray(task.load().train["x"])
-    assert found.shape == (40, 24, 31, 1)
-    np.testing.assert_allclose([found.mean(), found.std()], [0, 1], atol=1e-5)
+    inputs = np.asarray(task.load().train["x"])
+    assert inputs.shape == (40, 24, 31, 1)
+    np.testing.assert_allclose([inputs.mean(), inputs.std()], [0, 1], atol=1e-5)
     assert "--model" not in capsys.readouterr().err
     start = jax.eval_shape(task.init, jax.random.key(0))
     apply = partial(task.apply, key=None, train=False)

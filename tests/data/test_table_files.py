@@ -26,11 +26,11 @@ TRAIN = ORDER[NUM_ROWS // 5 :]
 
 
 class Reading(NamedTuple):
-    """A table after reading: all inputs in the order of the file, and what was said."""
+    """A table after reading: all inputs in the order of the file, and the remarks."""
 
     x: np.ndarray
     y: np.ndarray
-    said: str
+    remarks: str
     data: Data
 
 
@@ -75,8 +75,8 @@ def test_a_column_of_row_numbers_is_no_input_whatever_its_name(name, start, read
     numbered = read(as_csv({name: numbers, **PLAIN}))
     plain = read(as_csv(PLAIN))
     np.testing.assert_array_equal(numbered.x, plain.x)
-    assert "because each row holds its own number there" in numbered.said
-    assert "own number" not in plain.said
+    assert "because each row holds its own number there" in numbered.remarks
+    assert "own number" not in plain.remarks
 
 
 def test_row_numbers_without_a_name_are_no_input_and_names_of_rows_are_none(read):
@@ -88,10 +88,10 @@ def test_row_numbers_without_a_name_are_no_input_and_names_of_rows_are_none(read
         names, ("own number there", "another word there"), strict=True
     ):
         rows = [f"{word},{line}" for word, line in zip(words, lines[1:], strict=True)]
-        named = read("\n".join([lines[0], *rows]))
-        np.testing.assert_array_equal(named.x, plain.x)
-        assert why in named.said
-        assert "the first line has one cell less than the rows" in named.said
+        named_reading = read("\n".join([lines[0], *rows]))
+        np.testing.assert_array_equal(named_reading.x, plain.x)
+        assert why in named_reading.remarks
+        assert "the first line has one cell less than the rows" in named_reading.remarks
 
 
 def test_other_whole_numbers_in_each_row_are_an_input_and_this_is_said(read):
@@ -100,7 +100,7 @@ def test_other_whole_numbers_in_each_row_are_an_input_and_this_is_said(read):
         np.testing.assert_allclose(reading.x[:, 0], standardized(numbers), atol=1e-5)
         assert (
             "the inputs include 'id', where each row has a different whole number"
-            in reading.said
+            in reading.remarks
         )
 
 
@@ -116,14 +116,16 @@ def test_row_numbers_of_each_part_of_arrays_are_no_input(tmp_path):
 @pytest.mark.parametrize("times", [1, 5])
 def test_rows_of_both_parts_are_counted(times, read):
     rows = [*zip(LENGTHS, WIDTHS, KINDS, strict=True)]
-    lines = [f"{a},{b},{kind}" for a, b, kind in rows for _ in range(times)]
+    lines = []
+    for length, width, kind in rows:
+        lines += [f"{length},{width},{kind}"] * times
     reading = read("\n".join(["length,width,kind", *lines]))
     order = np.random.default_rng(0).permutation(len(lines))
     train_lines = {lines[row] for row in order[len(lines) // 5 :]}
     repeated = [row for row in order[: len(lines) // 5] if lines[row] in train_lines]
     count = f"{len(repeated)} of {len(lines) // 5} held-out rows are also among"
-    assert (count in reading.said) == (times > 1)
-    assert ("held-out rows are also" in reading.said) == (times > 1)
+    assert (count in reading.remarks) == (times > 1)
+    assert ("held-out rows are also" in reading.remarks) == (times > 1)
 
 
 def test_rows_of_both_parts_are_counted_in_the_part_that_validates(tmp_path, capsys):
@@ -138,8 +140,8 @@ def test_rows_of_both_parts_are_counted_in_the_part_that_validates(tmp_path, cap
     train_rows = {tuple(row) for row in np.asarray(data.train["x"]).tolist()}
     count = sum(tuple(row) in train_rows for row in np.asarray(data.test["x"]).tolist())
     assert count > 0
-    said = capsys.readouterr().err
-    assert f"{count} of 20 held-out rows are also among the rows to train on" in said
+    remarks = capsys.readouterr().err
+    assert f"{count} of 20 held-out rows are also among the rows to train on" in remarks
 
 
 MARKS = [
@@ -160,18 +162,20 @@ MARKS = [
 @pytest.mark.parametrize("mark", MARKS)
 def test_a_class_that_may_mean_a_missing_one_is_named(mark, read):
     kinds = np.where(np.arange(NUM_ROWS) % 3 == 0, mark, KINDS)
-    said = read(as_csv({**PLAIN, "kind": kinds})).said
-    assert f"{mark!r} is a class, which 20 of 60 rows have: if it means" in said
+    remarks = read(as_csv({**PLAIN, "kind": kinds})).remarks
+    assert f"{mark!r} is a class, which 20 of 60 rows have: if it means" in remarks
 
 
 def test_the_share_of_the_most_frequent_class_is_said(read):
     counts = Counter(KINDS[TRAIN].tolist())
     [(kind, count)] = counts.most_common(1)
-    said = read(as_csv(PLAIN)).said
+    remarks = read(as_csv(PLAIN)).remarks
     share = 100 * np.mean(KINDS[TEST] == kind)
-    assert f"the most frequent class, {kind}, has {100 * count / 48:.1f} % of" in said
-    assert f" and {share:.1f} % of those held out" in said
-    assert " is a class, which " not in said
+    assert (
+        f"the most frequent class, {kind}, has {100 * count / 48:.1f} % of" in remarks
+    )
+    assert f" and {share:.1f} % of those held out" in remarks
+    assert " is a class, which " not in remarks
 
 
 @pytest.mark.parametrize(
@@ -192,7 +196,9 @@ def test_a_first_line_of_numbers_may_be_names(header, read):
     lines = as_csv(columns).splitlines()
     reading = read("\n".join([header, *lines[1:]]))
     np.testing.assert_array_equal(reading.x, read("\n".join(lines)).x)
-    assert "read as the names of the columns, although it holds numbers" in reading.said
+    assert (
+        "read as the names of the columns, although it holds numbers" in reading.remarks
+    )
 
 
 @pytest.mark.parametrize(
@@ -214,10 +220,11 @@ def test_a_file_without_a_line_of_names_keeps_its_first_row(columns, read):
     assert len(reading.x) == NUM_ROWS
     np.testing.assert_array_equal(reading.x, read("\n".join(lines)).x)
     assert (
-        f"the columns are called 'column 1' to 'column {len(columns)}'" in reading.said
+        f"the columns are called 'column 1' to 'column {len(columns)}'"
+        in reading.remarks
     )
-    named = read("\n".join(lines[1:]), f"column {len(columns)}")
-    np.testing.assert_array_equal(named.y, reading.y)
+    named_reading = read("\n".join(lines[1:]), f"column {len(columns)}")
+    np.testing.assert_array_equal(named_reading.y, reading.y)
 
 
 def test_a_column_that_the_user_names_shows_that_the_first_line_has_names(read):
@@ -237,10 +244,11 @@ def test_words_are_categories_and_their_gaps_are_one(mark, read):
     expected = np.stack([words == x for x in ("blue", "green", "red", mark)], 1)
     np.testing.assert_array_equal(reading.x[:, :4], expected)
     np.testing.assert_array_equal(reading.x[:, 4:], read(as_csv(PLAIN)).x)
-    assert "the words of 'colour' (4) are read as categories" in reading.said
+    assert "the words of 'colour' (4) are read as categories" in reading.remarks
     gaps = np.count_nonzero(words == mark)
     assert (
-        f"the gaps of 'colour' ({gaps}) are read as a category of their" in reading.said
+        f"the gaps of 'colour' ({gaps}) are read as a category of their"
+        in reading.remarks
     )
 
 
@@ -260,7 +268,9 @@ def test_different_numbers_with_words_among_them_are_no_input(read):
     words = np.where(np.arange(NUM_ROWS) % 5 == 0, "n.s.", LENGTHS.astype(str))
     reading = read(as_csv({"a": words, **PLAIN}))
     np.testing.assert_array_equal(reading.x, read(as_csv(PLAIN)).x)
-    assert "leave out 'a' ('n.s.'), because words stand among different" in reading.said
+    assert (
+        "leave out 'a' ('n.s.'), because words stand among different" in reading.remarks
+    )
 
 
 def test_a_separator_at_the_end_of_each_line_makes_no_column(read):
@@ -275,8 +285,8 @@ def test_a_separator_at_the_end_of_each_line_makes_no_column(read):
 def test_words_that_differ_only_in_case_are_said(read):
     words = np.array(["Yes", "yes", "no"])[np.arange(NUM_ROWS) % 3]
     reading = read(as_csv({"a": words, **PLAIN}))
-    assert "some words of 'a' differ only in case" in reading.said
-    assert "only in case" not in read(as_csv({"a": WORDS, **PLAIN})).said
+    assert "some words of 'a' differ only in case" in reading.remarks
+    assert "only in case" not in read(as_csv({"a": WORDS, **PLAIN})).remarks
 
 
 def test_held_out_rows_make_no_category(read):
@@ -285,7 +295,7 @@ def test_held_out_rows_make_no_category(read):
     reading = read(as_csv({"colour": words, **PLAIN}))
     assert reading.x.shape[1] == 3 + 2
     np.testing.assert_array_equal(reading.x[TEST[:2], :3], 0)
-    assert "that no row to train on has in 'colour' (2)" in reading.said
+    assert "that no row to train on has in 'colour' (2)" in reading.remarks
 
 
 @pytest.mark.parametrize(("count", "is_input"), [(100, True), (101, False)])
@@ -298,7 +308,7 @@ def test_up_to_a_hundred_words_are_categories(count, is_input, read):
     reading = read(as_csv({"a": words, "b": values, "kind": np.arange(rows) % 2}))
     assert reading.x.shape[1] == (101 if is_input else 1)
     sentence = "leave out 'a' (101), because more than 100 different words stand there"
-    assert (sentence in reading.said) == (not is_input)
+    assert (sentence in reading.remarks) == (not is_input)
 
 
 @pytest.mark.parametrize("mark", ["", "NA", "?", "nan", "-", ".", "unknown", "N/A"])
@@ -311,7 +321,9 @@ def test_gaps_are_filled_with_the_median_of_the_rows_to_train_on(mark, read):
     reading = read(as_csv({"a": words, **PLAIN}))
     filled = np.where(np.isnan(values), np.median(values[TRAIN[7:]]), values)
     np.testing.assert_allclose(reading.x[:, 0], standardized(filled), atol=1e-4)
-    assert "the gaps of 'a' (10) are filled with the median of the rows" in reading.said
+    assert (
+        "the gaps of 'a' (10) are filled with the median of the rows" in reading.remarks
+    )
 
 
 def test_numbers_that_are_all_missing_to_train_on_are_no_input(read):
@@ -320,7 +332,9 @@ def test_numbers_that_are_all_missing_to_train_on_are_no_input(read):
     words[TEST] = 5
     for reading in (empty, read(as_csv({"a": words, **PLAIN}))):
         np.testing.assert_array_equal(reading.x, read(as_csv(PLAIN)).x)
-        assert "leave out 'a', because no row to train on has a value" in reading.said
+        assert (
+            "leave out 'a', because no row to train on has a value" in reading.remarks
+        )
 
 
 @pytest.mark.parametrize(
@@ -343,7 +357,7 @@ def test_dates_are_no_input_and_this_is_said(form, read):
     quoted = [f'"{date}"' for date in dates]
     reading = read(as_csv({"day": quoted, **PLAIN}))
     np.testing.assert_array_equal(reading.x, read(as_csv(PLAIN)).x)
-    assert "leave out 'day', because dates or times stand there" in reading.said
+    assert "leave out 'day', because dates or times stand there" in reading.remarks
 
 
 @pytest.mark.parametrize("separator", [";", "\t"])
@@ -353,8 +367,8 @@ def test_decimal_commas_are_read_where_they_separate_no_cells(separator, read):
     reading = read(text)
     points = read(as_csv({**PLAIN, "width": LENGTHS}))
     np.testing.assert_array_equal(reading.x, points.x)
-    assert "'length', 'width' are read with decimal commas" in reading.said
-    assert f"the columns are separated by {separator!r}" in reading.said
+    assert "'length', 'width' are read with decimal commas" in reading.remarks
+    assert f"the columns are separated by {separator!r}" in reading.remarks
     headless = read(text.partition("\n")[2])
     np.testing.assert_array_equal(headless.x, points.x)
 
@@ -362,18 +376,18 @@ def test_decimal_commas_are_read_where_they_separate_no_cells(separator, read):
 def test_points_in_a_table_of_semicolons_stay_points(read):
     reading = read(as_csv(PLAIN, ";"))
     np.testing.assert_array_equal(reading.x, read(as_csv(PLAIN)).x)
-    assert "decimal commas" not in reading.said
+    assert "decimal commas" not in reading.remarks
 
 
 def test_whole_numbers_that_float32_makes_equal_are_said(read):
     identifiers = 10**18 + ORDER
     exact = read(as_csv({"id": identifiers, **PLAIN}))
     np.testing.assert_allclose(exact.x[:, 0], standardized(ORDER), atol=1e-5)
-    assert "become equal" not in exact.said
+    assert "become equal" not in exact.remarks
     rounded = [0, *identifiers[1:].tolist()]
     assert len({*map(np.float32, rounded)}) == 2
-    said = read(as_csv({"id": rounded, **PLAIN})).said
-    assert "in which different numbers of 'id' become equal: take away a com" in said
+    remarks = read(as_csv({"id": rounded, **PLAIN})).remarks
+    assert "in which different numbers of 'id' become equal: take away a com" in remarks
 
 
 def inputs_by_header(header, columns):
@@ -383,7 +397,8 @@ def inputs_by_header(header, columns):
         cells = columns[facts["column"]]
         if facts["kind"] == "words":
             names = ["" if x is None else x for x in facts["categories"]]
-            arrays += [np.array([cell == name for cell in cells]) for name in names]
+            for name in names:
+                arrays.append(np.array([cell == name for cell in cells]))
             continue
         filled = [Decimal(str(cell) or facts["fill"]) for cell in cells]
         differences = [float(cell - Decimal(facts["offset"])) for cell in filled]

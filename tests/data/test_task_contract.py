@@ -52,8 +52,8 @@ def values(params, buffers, batch, key, train):
 
 
 def deciding(*arguments, **options):
-    found, buffers = BASE.apply(*arguments, **options)
-    return {**found, "decided": found["loss"]}, buffers
+    figures, buffers = BASE.apply(*arguments, **options)
+    return {**figures, "decided": figures["loss"]}, buffers
 
 
 # What a factory returns, and what the line must say.
@@ -171,21 +171,21 @@ def test_sigterm_in_a_users_code_is_no_mistake_of_theirs():
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "texts"),
     [
         ("--accumulate 1000", ["8 workers × 1000 microbatches", "8000", "40 examples"]),
         ("--workers 64", ["64 workers need a batch of at least 64", "40 examples"]),
         ("--batch-size 64", ["--batch-size 64 is larger", "40 examples"]),
     ],
 )
-def test_a_batch_nobody_asked_for_is_not_blamed(words, told, tmp_path):
+def test_a_batch_nobody_asked_for_is_not_blamed(words, texts, tmp_path):
     line = refused(f"--task support.tiny_tasks:drawing {words}", tmp_path / "out")
-    for text in told:
+    for text in texts:
         assert text in line
 
 
-@pytest.mark.parametrize(("steps", "said"), [(3, True), (1, False)])
-def test_slow_convolutions_are_told_before_the_run(steps, said, capfd):
+@pytest.mark.parametrize(("steps", "is_told"), [(3, True), (1, False)])
+def test_slow_convolutions_are_told_before_the_run(steps, is_told, capfd):
     def apply(params, buffers, batch, key, train):
         x = jax.lax.conv(batch["x"][:, None], jnp.ones((1, 1, 3)), (1,), "SAME")[:, 0]
         return BASE.apply(params, buffers, {**batch, "x": x}, key, train)
@@ -193,7 +193,7 @@ def test_slow_convolutions_are_told_before_the_run(steps, said, capfd):
     config = RunConfig("sync_sgd", YOUR_OWN, workers=1, steps=8, dispatch_steps=steps)
     prepare(config, task=applying(apply))
     line = "slower on CPUs in dispatches of 3 steps: try --dispatch-steps 1"
-    assert (line in capfd.readouterr().err) == said
+    assert (line in capfd.readouterr().err) == is_told
 
 
 def test_code_whose_indices_cannot_be_checked_is_named():
@@ -220,9 +220,9 @@ def test_code_whose_indices_cannot_be_checked_is_named():
 def test_tasks_and_data_import_nothing_of_the_harness():
     names = find_imports(f"from experiments.tasks import {', '.join(TASKS.values())}")
     ours = {x for x in names if x.startswith("experiments.")}
-    own = "experiments.tasks", "experiments.data"
-    others = {x for x in ours if not x.startswith(own)}
-    assert others == {
+    own_packages = "experiments.tasks", "experiments.data"
+    other_modules = {x for x in ours if not x.startswith(own_packages)}
+    assert other_modules == {
         "experiments.files",
         "experiments.command",
         "experiments.command.errors",

@@ -1,6 +1,7 @@
 """The tasks: one result for any number of workers, tables, memory, and their data."""
 
 import functools
+import itertools
 from collections import Counter
 
 import jax
@@ -33,10 +34,10 @@ WITH_IMAGES = [n for n in TASKS if "batch_norm" in small_tasks.parameters(n)]
 def float64(monkeypatch):
     """Pixels too, which the tasks make float32."""
 
-    def wide(x, mean, deviation):
+    def normalise(x, mean, deviation):
         return (x.astype("float64") / 255 - np.array(mean)) / np.array(deviation)
 
-    monkeypatch.setattr(classify, "normalised", wide)
+    monkeypatch.setattr(classify, "normalised", normalise)
     with jax.enable_x64(True):
         yield
 
@@ -63,7 +64,7 @@ def relative_errors(actual, expected):
     return np.array(errors)
 
 
-def start_of(task):
+def make_noisy_start(task):
     """Fresh params with noise, and buffers: a ResNet's blocks start as identities."""
     params, buffers = task.init(jax.random.key(0))
     rng = np.random.default_rng(1)
@@ -77,7 +78,7 @@ def train(task, batches, workers=1):
         workers=workers,
         backend="vmap",
     )
-    state, metrics = trainer.run(trainer.init(*start_of(task)), batches)
+    state, metrics = trainer.run(trainer.init(*make_noisy_start(task)), batches)
     center, metrics = jax.device_get((trainer.center(state), metrics))
     return center, metrics, trainer
 
@@ -91,13 +92,17 @@ def train(task, batches, workers=1):
 @pytest.mark.usefixtures("float64", "small_resnets", "unchanged_images")
 def test_any_number_of_workers_gives_the_result_of_one(name):
     # With remat, so that collectives are computed again for the gradient.
-    of_all = {"batch_norm": "global", "remat": True} if name in WITH_IMAGES else {}
-    task = small_tasks.make(name, **of_all)
+    resnet_flags = (
+        {"batch_norm": "global", "remat": True} if name in WITH_IMAGES else {}
+    )
+    task = small_tasks.make(name, **resnet_flags)
     batches = small_tasks.examples(name, STEPS, BATCH)
     expected = train(task, batches)[:2]
     actual = train(task, batches, workers=4)[:2]
     assert relative_errors(actual, expected).max() < ROUNDING
-    assert relative_errors(expected[0].params, start_of(task)[0]).min() > CLEARLY
+    assert (
+        relative_errors(expected[0].params, make_noisy_start(task)[0]).min() > CLEARLY
+    )
 
 
 @pytest.mark.slow
@@ -105,16 +110,18 @@ def test_any_number_of_workers_gives_the_result_of_one(name):
 def test_batch_norm_of_each_worker_depends_on_their_number():
     batches = small_tasks.examples("cifar10", STEPS, BATCH)
     task = small_tasks.make("cifar10")
-    one, four = (train(task, batches, workers)[0].params for workers in (1, 4))
-    assert relative_errors(four, one).min() > CLEARLY
+    of_one_worker, of_four_workers = (
+        train(task, batches, workers)[0].params for workers in (1, 4)
+    )
+    assert relative_errors(of_four_workers, of_one_worker).min() > CLEARLY
 
 
 @pytest.mark.parametrize("name", WITH_IMAGES)
 def test_stacked_blocks_of_a_resnet_and_what_it_sends_are_declared(name):
     """ResNet-20 has three stages of three blocks, of which two have equal shapes."""
     task = small_tasks.make(name, model="resnet20")
-    of_all = small_tasks.make(name, model="resnet20", batch_norm="global")
-    assert of_all.sends and not task.sends
+    global_task = small_tasks.make(name, model="resnet20", batch_norm="global")
+    assert global_task.sends and not task.sends
     params, _ = jax.eval_shape(task.init, jax.random.key(0))
     counts = _stacking.counts(task.layered, params)
     for count, leaf in zip(counts, jax.tree.leaves(params), strict=True):
@@ -126,13 +133,12 @@ def shifts_in_numpy(x):
     """All that augmentation may make of an image: {(down, right, mirrored): image}."""
     padded = np.pad(x, [(4, 4), (4, 4), (0, 0)])
     height, width, _ = x.shape
-    return {
-        (down, right, mirrored): cut[:, ::-1] if mirrored else cut
-        for down in range(9)
-        for right in range(9)
-        for mirrored in (False, True)
-        for cut in [padded[down : down + height, right : right + width]]
-    }
+    images = {}
+    for down, right in itertools.product(range(9), repeat=2):
+        cut = padded[down : down + height, right : right + width]
+        images[down, right, False] = cut
+        images[down, right, True] = cut[:, ::-1]
+    return images
 
 
 def test_augmented_images_are_shifted_and_mirrored_in_all_162_ways():
@@ -147,17 +153,17 @@ def test_augmented_images_are_shifted_and_mirrored_in_all_162_ways():
     )
     assert (images != other).any((1, 2, 3)).mean() > 0.9
     assert (images.shape, images.dtype) == ((draws, *image.shape), np.float32)
-    seen = Counter(ways[x.tobytes()] for x in images)
-    assert len(seen) == 162
-    assert scipy.stats.chisquare(list(seen.values())).pvalue > 1e-3
+    counts_by_way = Counter(ways[x.tobytes()] for x in images)
+    assert len(counts_by_way) == 162
+    assert scipy.stats.chisquare(list(counts_by_way.values())).pvalue > 1e-3
 
 
 @pytest.mark.usefixtures("small_resnets")
 def test_images_to_train_on_are_augmented_and_held_out_ones_are_not(monkeypatch):
-    seen = []
+    seen_shapes = []
 
     def noted(key, x):
-        seen.append(x.shape)
+        seen_shapes.append(x.shape)
         return x
 
     monkeypatch.setattr(cifar10, "augmented", noted)
@@ -167,12 +173,12 @@ def test_images_to_train_on_are_augmented_and_held_out_ones_are_not(monkeypatch)
     batch = small_tasks.examples("cifar10", 4)
     for train, shapes in [(False, []), (True, [(4, 32, 32, 3)])]:
         jax.eval_shape(functools.partial(task.apply, train=train), *start, batch, key)
-        assert seen == shapes
+        assert seen_shapes == shapes
 
 
 def planned(task, words):
     """The run that the command line makes from flags, on real data."""
-    given = [
+    flags = [
         "--task",
         task,
         "--data-dir",
@@ -180,7 +186,7 @@ def planned(task, words):
         "--backend",
         "vmap",
     ]
-    return prepare(parse([*given, *words.split()]))
+    return prepare(parse([*flags, *words.split()]))
 
 
 def run_plan(plan, steps=STEPS):
@@ -190,8 +196,8 @@ def run_plan(plan, steps=STEPS):
     state = trainer.init(*plan.task.init(jax.random.key(s.seed)), s.seed)
     rows = sampling.rows(s.seed, 0, steps, s.batch_size, plan.data.examples)
     state, metrics = trainer.run(state, rows, trainer.place(plan.data.train))
-    few = {name: x[:50] for name, x in plan.data.test.items()}
-    data, rows = held_out(few, trainer.workers)
+    test_examples = {name: x[:50] for name, x in plan.data.test.items()}
+    data, rows = held_out(test_examples, trainer.workers)
     evaluated = trainer.evaluate(state, rows, trainer.place(data))
     center = trainer.center(state).params
     return jax.device_get((center, (metrics["loss"], evaluated["loss"].mean())))
@@ -211,7 +217,7 @@ def on_replicated_tables(words):
 # Over 4 workers the 12,631 words leave a rest. A full softmax reads tables whole.
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kept", "words"),
+    ("table_placement", "words"),
     [
         ("--tables sharded", "--negatives 5 --accumulate 2"),
         ("--tables shared", "--negatives 0"),
@@ -219,10 +225,14 @@ def on_replicated_tables(words):
     ],
 )
 @pytest.mark.usefixtures("float64")
-def test_tables_kept_in_any_way_give_the_center_of_replicated_ones(kept, words):
+def test_tables_kept_in_any_way_give_the_center_of_replicated_ones(
+    table_placement, words
+):
     """Under synchronous SGD, of one number of workers: each draws its own negatives."""
     words = f"{words} --algo sync_sgd --order 3 --width 4 --batch-size 24 --workers 4"
-    params, loss = run_plan(planned("embeddings", f"{words} --momentum 0.9 {kept}"))
+    params, loss = run_plan(
+        planned("embeddings", f"{words} --momentum 0.9 {table_placement}")
+    )
     for name in embeddings.TABLES:
         assert not params[name][embeddings.WORDS :].any()  # padding
         params[name] = params[name][: embeddings.WORDS]
@@ -277,9 +287,11 @@ WITH_REMAT = [n for n in TASKS if "remat" in small_tasks.parameters(n)]
 @pytest.mark.usefixtures("small_resnets")
 def test_remat_is_what_the_model_gets(name):
     model = {"model": "resnet20"} if name in WITH_IMAGES else {}
-    kept, again = (small_tasks.make(name, **model, remat=x) for x in (False, True))
+    stored_task, remat_task = (
+        small_tasks.make(name, **model, remat=x) for x in (False, True)
+    )
     batch = small_tasks.examples(name, BATCH)
-    assert products(again, batch) > products(kept, batch)
+    assert products(remat_task, batch) > products(stored_task, batch)
 
 
 @pytest.mark.slow
@@ -294,15 +306,17 @@ def test_remat_of_a_resnet_keeps_the_gradients_and_holds_less(monkeypatch):
         train(task, batches, workers=2) for task in tasks
     )
     assert relative_errors(again, plain).max() < ROUNDING
-    less, more = (trainer.temp_bytes or 0 for trainer in (keeps_less, keeps_all))
-    assert 0 < less < 0.9 * more
+    remat_bytes, stored_bytes = (
+        trainer.temp_bytes or 0 for trainer in (keeps_less, keeps_all)
+    )
+    assert 0 < remat_bytes < 0.9 * stored_bytes
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("float64")
 def test_frames_of_padding_do_not_count():
     task = small_tasks.make("spoken_digits")
-    params, _ = start_of(task)
+    params, _ = make_noisy_start(task)
     recording = small_tasks.examples("spoken_digits", 1)
     recording["length"][0] = length = 2  # of more frames
     assert length < recording["x"].shape[1]
@@ -341,12 +355,12 @@ def test_a_picture_is_known_by_its_seed_and_number():
     data, again, other = (pictures(seed).train for seed in (3, 3, 4))
     assert len(data) == 40
     for number in (39, 0, 7):
-        one = data[number]
-        same = again[number]
-        unlike = other[number]
-        np.testing.assert_array_equal(one["x"], same["x"])
-        assert one["y"] == same["y"] < 3
-        assert (one["x"] != unlike["x"]).mean() > 0.9
+        picture = data[number]
+        same_picture = again[number]
+        other_picture = other[number]
+        np.testing.assert_array_equal(picture["x"], same_picture["x"])
+        assert picture["y"] == same_picture["y"] < 3
+        assert (picture["x"] != other_picture["x"]).mean() > 0.9
 
 
 def test_all_pictures_differ_the_held_out_ones_from_those_to_train_on():
@@ -429,14 +443,14 @@ def test_a_character_is_in_at_most_eight_training_windows(context, times):
         tokens.characters(tokens.shakespeare(task_folder("shakespeare")))[0]
     )
     windows = on_real_data("shakespeare", context=context).load().train["window"]
-    apart = context // times
-    starts = range(0, len(codes) - context, apart)
+    stride = context // times
+    starts = range(0, len(codes) - context, stride)
     assert len(windows) == len(starts)
     for number in (0, 1, 777, len(starts) - 1):
         start = starts[number]
         expected = codes[start : start + context + 1]
         np.testing.assert_array_equal(windows[number], expected)
-    predicted = Counter(
-        p for start in starts[:50] for p in range(start, start + context)
-    )
+    predicted = Counter()
+    for start in starts[:50]:
+        predicted.update(range(start, start + context))
     assert max(predicted.values()) == times <= 8

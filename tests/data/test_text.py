@@ -1,6 +1,7 @@
 """Any text as tokens: streamed, complete or absent, each token predicted once."""
 
 import gzip
+import itertools
 import json
 import os
 import re
@@ -39,17 +40,17 @@ def songs(tmp_path):
     return folder
 
 
-def found(words, column="text"):
+def find_documents(words, column="text"):
     return tokens.find_documents("--text", str(words), column)
 
 
-def made(source, folder, size=300, limit=None):
+def make_tokens(source, folder, size=300, limit=None):
     """The tokenizer that is trained on a text, and the text's tokens."""
     tokenizer = tokens.trained(source, size, END, folder)
     return tokenizer, tokens.tokenized(source, tokenizer, END, limit, folder)
 
 
-def texts_of(values, tokenizer):
+def decode_documents(values, tokenizer):
     """The documents that tokens stand for."""
     ends = np.flatnonzero(values == tokenizer.token_to_id(END))
     assert ends[-1] == len(values) - 1
@@ -63,19 +64,19 @@ def texts_of(values, tokenizer):
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 100, 10**6])
 def test_pieces_of_a_file_are_its_text_whole(songs, size, monkeypatch):
     monkeypatch.setattr(tokens, "PIECE", size)
-    pieces = [*found(songs / "a.txt").pieces()]
+    pieces = [*find_documents(songs / "a.txt").pieces()]
     assert "".join(text for text, _ in pieces) == VERSES[0]
     assert [is_end for _, is_end in pieces] == [False] * (len(pieces) - 1) + [True]
     assert max(len(text) for text, _ in pieces) < 2 * size + 60  # the longest line
-    assert not [*found(songs / "c.txt").pieces()]
+    assert not [*find_documents(songs / "c.txt").pieces()]
 
 
 @pytest.mark.parametrize("piece", [50, 2**16])
 def test_tokens_stand_for_the_bytes_of_documents(songs, tmp_path, monkeypatch, piece):
     monkeypatch.setattr(tokens, "PIECE", piece)
     monkeypatch.setattr(tokens, "BATCH", 10 * piece)
-    tokenizer, row = made(found(f"{songs}/*.txt"), tmp_path)
-    assert texts_of(row.values, tokenizer) == VERSES
+    tokenizer, row = make_tokens(find_documents(f"{songs}/*.txt"), tmp_path)
+    assert decode_documents(row.values, tokenizer) == VERSES
     counts = tokens.byte_counts(tokenizer)
     assert counts is not None
     assert counts[row.values].sum() == sum(len(song.encode()) for song in VERSES)
@@ -84,7 +85,7 @@ def test_tokens_stand_for_the_bytes_of_documents(songs, tmp_path, monkeypatch, p
 
 def rows(suffix, folder):
     """Writes documents in a format; returns the words that name them."""
-    shown = [VERSES[0], None, "", *VERSES[1:]]
+    documents = [VERSES[0], None, "", *VERSES[1:]]
     path = folder / f"rows{suffix}"
     if suffix == ".txt":  # of datasets: a line each
         path.write_text("".join(f"{x}\n" for x in range(9)))
@@ -92,9 +93,11 @@ def rows(suffix, folder):
         from datasets import Dataset, disable_progress_bars
 
         disable_progress_bars()
-        Dataset.from_dict({"number": range(5), "text": shown}).to_parquet(path)
+        Dataset.from_dict({"number": range(5), "text": documents}).to_parquet(path)
     else:
-        lines = "".join(f"{json.dumps({'id': 1, 'text': x})}\n" for x in shown).encode()
+        lines = "".join(
+            f"{json.dumps({'id': 1, 'text': x})}\n" for x in documents
+        ).encode()
         path.write_bytes(gzip.compress(lines) if suffix.endswith(".gz") else lines)
     return path
 
@@ -116,8 +119,10 @@ def test_rows_of_a_dataset_are_documents(suffix, by_folder, tmp_path):
     expected = VERSES
     if suffix == ".txt":
         expected = [*"012345678"] if by_folder else [path.read_text()]
-    tokenizer, row = made(found(f"hf:{folder}" if by_folder else path), tmp_path)
-    assert texts_of(row.values, tokenizer) == expected
+    tokenizer, row = make_tokens(
+        find_documents(f"hf:{folder}" if by_folder else path), tmp_path
+    )
+    assert decode_documents(row.values, tokenizer) == expected
 
 
 def test_the_first_tokens_of_a_stream_are_taken_and_no_more_is_read(
@@ -131,16 +136,16 @@ def test_the_first_tokens_of_a_stream_are_taken_and_no_more_is_read(
     read = []
     rows = tokens.Documents._rows
 
-    def counted(*of, **named):
-        for row in rows(*of, **named):
+    def counted(*args, **kwargs):
+        for row in rows(*args, **kwargs):
             read.append(row)
             yield row
 
     monkeypatch.setattr(tokens.Documents, "_rows", counted)
-    _, some = made(found(path), tmp_path, limit=777)
+    _, some = make_tokens(find_documents(path), tmp_path, limit=777)
     assert (len(some.values), len(read) < 1000) == (777, True)
-    _, whole = made(found(path), tmp_path)
-    np.testing.assert_array_equal(some.values, whole.values[:777])
+    _, all_tokens = make_tokens(find_documents(path), tmp_path)
+    np.testing.assert_array_equal(some.values, all_tokens.values[:777])
     assert len(read) > 20_000
 
 
@@ -151,20 +156,20 @@ def test_a_file_may_have_the_name_of_a_glob(suffix, tmp_path):
     for name, word in {"a[1]": "mine", "a1": "another"}.items():
         content = f'{{"text": "{word}"}}\n' if suffix == ".jsonl" else word
         (tmp_path / f"{name}{suffix}").write_text(content)
-    pieces = found(tmp_path / f"a[1]{suffix}").pieces()
+    pieces = find_documents(tmp_path / f"a[1]{suffix}").pieces()
     assert "".join(text for text, _ in pieces) == "mine"
 
 
 def test_a_file_that_several_patterns_name_is_read_once(songs):
     (songs / "e.txt").symlink_to(songs / "b.txt")
-    pieces = found(f"{songs}/b.txt,{songs}/../songs/*.txt").pieces()
+    pieces = find_documents(f"{songs}/b.txt,{songs}/../songs/*.txt").pieces()
     assert "".join(text for text, _ in pieces) == VERSES[1] + VERSES[0] + VERSES[2]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a file that is not readable")
 @pytest.mark.parametrize("read", [lambda x: x.key, lambda x: [*x.pieces()]])
 def test_a_file_that_cannot_be_read_is_named(read):
-    source = found("/proc/self/mem")  # its beginning is no memory
+    source = find_documents("/proc/self/mem")  # its beginning is no memory
     with pytest.raises(ValueError, match=r"^/proc/self/mem cannot be read: Input/out"):
         read(source)
 
@@ -209,16 +214,18 @@ def broken(folder):
     end = "<|end_of_text|>"
     model.add_special_tokens([end])
     model.save(str(other))
-    told = f"did you mean '{end}'? (set --end-of-text to one of: {end})"
-    yield f"--text {good} --tokenizer {other}", told
+    message = f"did you mean '{end}'? (set --end-of-text to one of: {end})"
+    yield f"--text {good} --tokenizer {other}", message
     yield f"--text {good} --tokenizer {other} --vocabulary 300", "leave it out"
     yield "--text hf:", "use hf:NAME"
     yield "--text hf:a --test-text hf:a::train", "this dataset is also in --text"
 
 
 def refused(words, folder):
-    given = words.replace("--", "").split()
-    flags = {k.replace("-", "_"): v for k, v in zip(*[iter(given)] * 2, strict=True)}
+    flag_words = words.replace("--", "").split()
+    flags = {
+        k.replace("-", "_"): v for k, v in zip(*[iter(flag_words)] * 2, strict=True)
+    }
     flags |= {k: float(v) for k, v in flags.items() if k == "held_out"}
     flags |= {k: int(v) for k, v in flags.items() if k == "vocabulary"}
     with pytest.raises(ValueError) as raised:
@@ -227,9 +234,9 @@ def refused(words, folder):
 
 
 def test_what_cannot_be_used_is_said_in_a_line(tmp_path):
-    for words, told in broken(tmp_path):
-        said = refused(words, tmp_path)
-        assert told in said and "\n" not in said, (words, said)
+    for words, message in broken(tmp_path):
+        refusal = refused(words, tmp_path)
+        assert message in refusal and "\n" not in refusal, (words, refusal)
 
 
 @pytest.mark.parametrize("package", ["tokenizers", "datasets"])
@@ -247,15 +254,15 @@ def test_a_package_that_is_missing_is_named(package, tmp_path, monkeypatch):
 def test_rows_that_cannot_be_used_are_said_in_a_line(tmp_path):
     pytest.importorskip("datasets")
     path = tmp_path / "rows.jsonl"
-    for content, told in {
+    for content, message in {
         b'{"words": "a"}\n': "no column 'text': set --column to one of words",
         b'{"text": 3}\n': "'text' holds int, not text: set --column to a column of",
         b'{"text": "a"}\n{"text": "\xff"}\n': "UnicodeDecodeError: ",
         b'{"text": "a"}\n{"text": \n': "ArrowInvalid: JSON parse error",
     }.items():
         path.write_bytes(content)
-        said = refused(f"--text {path}", tmp_path)
-        assert said.startswith(f"--text {path}: {told}") and "\n" not in said
+        refusal = refused(f"--text {path}", tmp_path)
+        assert refusal.startswith(f"--text {path}: {message}") and "\n" not in refusal
 
 
 # Tokenizers
@@ -265,7 +272,7 @@ def test_a_tokenizer_of_ones_own_keeps_all_of_the_text_and_adds_nothing(
     songs, tmp_path
 ):
     """Others cut texts, pad them, and put a token before each."""
-    trained, plain = made(found(songs / "b.txt"), tmp_path)
+    trained, plain = make_tokens(find_documents(songs / "b.txt"), tmp_path)
     trained.enable_truncation(5)
     trained.enable_padding(length=200)
     trained.post_processor = tokenizers.processors.TemplateProcessing(
@@ -273,9 +280,9 @@ def test_a_tokenizer_of_ones_own_keeps_all_of_the_text_and_adds_nothing(
     )
     path = tmp_path / "own.json"
     trained.save(str(path))
-    source = found(songs / "b.txt")
-    own = tokens.from_file(path, END)
-    row = tokens.tokenized(source, own, END, None, tmp_path / "own")
+    source = find_documents(songs / "b.txt")
+    own_tokenizer = tokens.from_file(path, END)
+    row = tokens.tokenized(source, own_tokenizer, END, None, tmp_path / "own")
     np.testing.assert_array_equal(row.values, plain.values)
 
 
@@ -290,21 +297,21 @@ def by_words(folder, vocabulary):
 
 def test_bits_per_byte_are_left_out_where_tokens_stand_for_no_bytes(songs, tmp_path):
     path = by_words(tmp_path, {"One": 0, "two": 1, "?": 70_000})
-    given = partial(text, data_dir=tmp_path, tokenizer=path, context=8)
-    task = given(str(songs / "b.txt"), width=4, heads=1)
+    make_task = partial(text, data_dir=tmp_path, tokenizer=path, context=8)
+    task = make_task(str(songs / "b.txt"), width=4, heads=1)
     data = task.load()
     assert not task.mean_figures and data.test.keys() == {"window"}
     assert data.test["window"].dtype == np.uint32  # a number is above 2^16
     params, _ = jax.eval_shape(task.init, jax.random.key(0))
     assert params["tokens"].shape == (70_001, 4)
-    other = given(str(songs / "a.txt"))
+    other = make_task(str(songs / "a.txt"))
     assert data.sha256 and data.sha256 != other.load().sha256  # a run may go on with it
 
 
 @pytest.mark.slow
 def test_a_shape_of_gpt2_gets_the_vocabulary_of_the_tokenizer(songs, tmp_path):
-    given = partial(text, str(songs / "b.txt"), tmp_path, model="gpt2-tiny")
-    task = given(vocabulary=300, context=8, dtype="bfloat16")
+    make_task = partial(text, str(songs / "b.txt"), tmp_path, model="gpt2-tiny")
+    task = make_task(vocabulary=300, context=8, dtype="bfloat16")
     params, _ = jax.eval_shape(task.init, jax.random.key(0))
     sizes = {"tokens": (300, 32), "positions": (8, 32)}
     assert {name: params[name].shape for name in sizes} == sizes
@@ -314,9 +321,9 @@ def test_a_shape_of_gpt2_gets_the_vocabulary_of_the_tokenizer(songs, tmp_path):
     means, _ = jax.eval_shape(evaluated, params, (), batch)
     assert means["loss"].shape == (2,)
     with pytest.raises(ValueError, match="--width is set by --model gpt2-tiny"):
-        given(width=8)
+        make_task(width=8)
     with pytest.raises(ValueError, match=r"gpt3.*gpt2"):
-        given(model="gpt3")
+        make_task(model="gpt3")
 
 
 # What is kept
@@ -330,52 +337,54 @@ def names(folder):
 def test_tokens_are_found_again_by_what_the_files_hold(songs, tmp_path, monkeypatch):
     folder = tmp_path / "kept"
     path = songs / "a.txt"
-    _, row = made(found(path), folder)
-    kept = names(folder)
+    _, row = make_tokens(find_documents(path), folder)
+    kept_names = names(folder)
     moved = path.rename(songs / "z.txt")
     monkeypatch.setattr(tokens.Documents, "pieces", lambda self: 1 / 0)
-    assert made(found(moved), folder)[1].sha256 == row.sha256
-    assert names(folder) == kept
+    assert make_tokens(find_documents(moved), folder)[1].sha256 == row.sha256
+    assert names(folder) == kept_names
     monkeypatch.undo()
-    before = moved.stat()
+    old_stat = moved.stat()
     moved.write_bytes(moved.read_bytes()[:-1] + b"!")
-    os.utime(moved, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert made(found(moved), folder)[1].sha256 != row.sha256
+    os.utime(moved, ns=(old_stat.st_atime_ns, old_stat.st_mtime_ns))
+    assert make_tokens(find_documents(moved), folder)[1].sha256 != row.sha256
 
 
 @pytest.mark.parametrize("suffix", ["tokens", "json", "tokenizer.json"])
 def test_a_kept_file_that_was_cut_is_named(songs, tmp_path, suffix):
     (folder := tmp_path / "kept").mkdir()
-    source = found(songs / "a.txt")
-    _, row = made(source, folder)
-    before = contents(folder)
+    source = find_documents(songs / "a.txt")
+    _, row = make_tokens(source, folder)
+    old_contents = contents(folder)
     (cut,) = folder.glob(f"{'?' * 32}.{suffix}")
     os.truncate(cut, 10)
     with pytest.raises(ValueError) as raised:
-        made(source, folder)
-    said = str(raised.value)
-    assert "is damaged: remove " in said and str(cut.with_suffix("")) in said
-    assert cut.suffix in said and "--tokenizer" not in said and "\n" not in said
-    for name in re.findall(r"\w{32}\.[\w.]+", said):
+        make_tokens(source, folder)
+    message = str(raised.value)
+    assert "is damaged: remove " in message and str(cut.with_suffix("")) in message
+    assert (
+        cut.suffix in message and "--tokenizer" not in message and "\n" not in message
+    )
+    for name in re.findall(r"\w{32}\.[\w.]+", message):
         (folder / name).unlink()
-    assert made(source, folder)[1].sha256 == row.sha256
-    assert contents(folder) == before
+    assert make_tokens(source, folder)[1].sha256 == row.sha256
+    assert contents(folder) == old_contents
 
 
-@pytest.mark.parametrize("at", [0, -5], ids=["train", "test"])
-def test_tokens_that_are_none_of_the_tokenizer_are_refused(songs, tmp_path, at):
+@pytest.mark.parametrize("place", [0, -5], ids=["train", "test"])
+def test_tokens_that_are_none_of_the_tokenizer_are_refused(songs, tmp_path, place):
     """Its tokens stand for no bytes: there is no table to miss them in."""
     path = by_words(tmp_path, {"x": 0, "?": 1})
     task = text(str(songs / "a.txt"), tmp_path, tokenizer=path, context=8)
     task.load()
-    (kept,) = (tmp_path / "text").glob("*.tokens")
-    row = np.memmap(kept, np.uint16)
-    row[at] = 3
+    (tokens_path,) = (tmp_path / "text").glob("*.tokens")
+    row = np.memmap(tokens_path, np.uint16)
+    row[place] = 3
     row.flush()
-    os.utime(kept, ns=(0, 0))  # a change that its time shows is seen at once:
+    os.utime(tokens_path, ns=(0, 0))  # a change that its time shows is seen at once:
     with pytest.raises(ValueError, match=r"\.tokens or .*\.json is damaged: remove b"):
         task.load()
-    os.utime(kept.with_suffix(".json"), ns=(0, 0))
+    os.utime(tokens_path.with_suffix(".json"), ns=(0, 0))
     with pytest.raises(ValueError, match=r"\.tokens or .*\.json is damaged: remove b"):
         task.load().train[0]
 
@@ -393,9 +402,17 @@ tokens.tokenized(source, tokenizer, "<|endoftext|>", None, folder)
 """
 
 
-def process(path, folder, first="", second=""):
+def process(path, folder, before_tokenizer="", before_tokens=""):
     """A program that makes both files; some code runs before each."""
-    return [sys.executable, "-c", MAKE, str(path), str(folder), first, second]
+    return [
+        sys.executable,
+        "-c",
+        MAKE,
+        str(path),
+        str(folder),
+        before_tokenizer,
+        before_tokens,
+    ]
 
 
 def contents(folder):
@@ -415,31 +432,35 @@ def large(tmp_path):
 def test_two_processes_make_one_file_and_any_number_of_threads_the_same(
     large, tmp_path
 ):
-    one = tmp_path / "one"
-    other = tmp_path / "other"
-    command = process(large, one)
-    single = process(large, other), {"RAYON_NUM_THREADS": "1"}
+    shared_folder = tmp_path / "one"
+    other_folder = tmp_path / "other"
+    command = process(large, shared_folder)
+    single = process(large, other_folder), {"RAYON_NUM_THREADS": "1"}
     ended = together([(command, {}), (command, {}), single])
     assert [code for code, _, _ in ended] == [0, 0, 0], ended
-    for said in ("training", "tokenizing"):
-        assert sum(said in x for _, _, x in ended[:2]) == 1
-    found = contents(one)
-    assert found == contents(other)
-    assert len(found) == 3
+    for stage in ("training", "tokenizing"):
+        assert sum(stage in x for _, _, x in ended[:2]) == 1
+    shared_contents = contents(shared_folder)
+    assert shared_contents == contents(other_folder)
+    assert len(shared_contents) == 3
 
 
 def test_a_full_disk_is_said_in_a_line_and_leaves_no_part(large, tmp_path):
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (999, 999))"
     folders = [tmp_path / "of-tokenizer", tmp_path / "of-tokens"]
     commands = [
-        process(large, folders[0], first=limit),
-        process(large, folders[1], second=limit),
+        process(large, folders[0], before_tokenizer=limit),
+        process(large, folders[1], before_tokens=limit),
     ]
     ended = together([(words, {}) for words in commands])
-    for (code, _, said), folder, left in zip(ended, folders, (0, 1), strict=True):
-        assert (code, len(names(folder))) == (1, left)
-        told = f"ValueError: {folder} cannot be written: File too large: use another "
-        assert told in said.splitlines()[-1]
+    for (code, _, stderr), folder, num_files in zip(
+        ended, folders, (0, 1), strict=True
+    ):
+        assert (code, len(names(folder))) == (1, num_files)
+        message = (
+            f"ValueError: {folder} cannot be written: File too large: use another "
+        )
+        assert message in stderr.splitlines()[-1]
 
 
 # Windows and workers
@@ -469,9 +490,9 @@ def small_text(path, folder, **flags):
 
 def counts_said(capsys):
     """The numbers of repeated and of all documents, held out and to train on."""
-    said = capsys.readouterr().err
-    held_out = re.search(r"(\d+) of (\d+) held-out documents are also among", said)
-    train = re.search(r"(\d+) of (\d+) documents to train on are copies", said)
+    remarks = capsys.readouterr().err
+    held_out = re.search(r"(\d+) of (\d+) held-out documents are also among", remarks)
+    train = re.search(r"(\d+) of (\d+) documents to train on are copies", remarks)
     assert held_out and train
     return [tuple(map(int, match.groups())) for match in (held_out, train)]
 
@@ -511,10 +532,14 @@ def test_a_document_that_is_cut_is_held_out(cut, monkeypatch):
     """Wherever it is cut; the oracle is the list of documents."""
     monkeypatch.setattr(repeats, "PIECE", 5)
     words = [[1, 2, 3], [], [4], [1, 2, 3], [5, 6], [4], [7, 8], [1, 2, 3]]
-    row = np.array([x for word in words for x in [*word, 0]], np.uint16)
+    tokens_and_ends = itertools.chain.from_iterable([*word, 0] for word in words)
+    row = np.array([*tokens_and_ends], np.uint16)
     ends = np.cumsum([len(word) + 1 for word in words]) - 1
-    train_words = [w for w, end in zip(words, ends, strict=True) if end < cut and w]
-    test_words = [w for w, end in zip(words, ends, strict=True) if end >= cut and w]
+    train_words = []
+    test_words = []
+    for word, end in zip(words, ends, strict=True):
+        if word:
+            (train_words if end < cut else test_words).append(word)
     counts = repeats.count_repeated_documents(row[:cut], row[cut:], 0, True)
     assert counts is not None
     assert (counts.num_train, counts.num_test) == (len(train_words), len(test_words))
@@ -543,8 +568,8 @@ def test_bits_per_byte_are_those_of_the_held_out_text(songs, tmp_path, capsys):
     model = tmp_path / "model.safetensors"
     words = f"{command(path, tmp_path)} --export {model} --out {out}"
     assert run.main(words.split()) == 0
-    (kept,) = (tmp_path / "text").glob("*.tokens")
-    row = np.fromfile(kept, np.uint16).astype(int)
+    (tokenizer_path,) = (tmp_path / "text").glob("*.tokens")
+    row = np.fromfile(tokenizer_path, np.uint16).astype(int)
     test = row[int(len(row) * 0.9) :]
     windows = np.stack([test[i : i + 17] for i in range(0, len(test) - 16, 16)])
     logits = np.float64(gpt.apply(load(model).params, windows[:, :-1], 2))
@@ -552,13 +577,13 @@ def test_bits_per_byte_are_those_of_the_held_out_text(songs, tmp_path, capsys):
     largest = logits.max(-1, keepdims=True)
     total = np.log(np.exp(logits - largest).sum(-1)) + largest[..., 0]
     nats = total - np.take_along_axis(logits, targets[..., None], -1)[..., 0]
-    (kept,) = (tmp_path / "text").glob("*.tokenizer.json")
-    tokenizer = tokenizers.Tokenizer.from_file(str(kept))
-    first = len(row) - len(test) + 1
-    before, after = (
-        len(tokenizer.decode(row[:end]).encode()) for end in (first, first + nats.size)
-    )
-    expected = nats.sum() / np.log(2) / (after - before)
+    (tokenizer_path,) = (tmp_path / "text").glob("*.tokenizer.json")
+    tokenizer = tokenizers.Tokenizer.from_file(str(tokenizer_path))
+    first_target = len(row) - len(test) + 1
+    last_target = first_target + nats.size
+    num_bytes_before = len(tokenizer.decode(row[:first_target]).encode())
+    num_bytes = len(tokenizer.decode(row[:last_target]).encode()) - num_bytes_before
+    expected = nats.sum() / np.log(2) / num_bytes
     summary = json.loads((out / "summary.json").read_text())
     assert summary["test_loss"] == pytest.approx(nats.mean(), rel=1e-5)
     assert summary["test_bits_per_byte"] == pytest.approx(expected, rel=1e-5)

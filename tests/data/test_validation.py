@@ -68,9 +68,9 @@ def test_every_task_can_be_split_and_partitioned_by_its_groups(name):
         assert_form(part, small_tasks.SMALL[name].form)
     split = feeding.split(data, 0.1)
     check_data(split)
-    held = round(0.1 * data.examples)
-    assert split.examples == data.examples - held - data.overlapping
-    assert len(next(iter(split.test.values()))) == -(-held // data.covering)
+    num_held_out = round(0.1 * data.examples)
+    assert split.examples == data.examples - num_held_out - data.overlapping
+    assert len(next(iter(split.test.values()))) == -(-num_held_out // data.covering)
     assert split.test.keys() == data.test.keys()
     assert split.groups.keys() == data.groups.keys()
     for group in split.groups:
@@ -88,36 +88,38 @@ def test_both_parts_together_are_the_training_data_and_groups_follow():
     for groups in ({}, {"label": LABELS, "speaker": speakers}):
         split = feeding.split(numbered(groups=groups), 0.15)
         assert len(split.test["number"]) == 150
-        whole = np.concatenate([split.train["number"], split.test["number"]])
-        np.testing.assert_array_equal(np.sort(whole), np.arange(N))
+        all_numbers = np.concatenate([split.train["number"], split.test["number"]])
+        np.testing.assert_array_equal(np.sort(all_numbers), np.arange(N))
         for name, group in groups.items():
-            kept = group[split.train["number"]]
-            np.testing.assert_array_equal(split.groups[name], kept)
+            train_group = group[split.train["number"]]
+            np.testing.assert_array_equal(split.groups[name], train_group)
 
 
 @pytest.mark.parametrize("share", [0.01, 0.1, 0.33, 0.9])
 def test_each_label_is_held_out_in_proportion_to_within_one(share):
     split = feeding.split(numbered(groups={"label": LABELS}), share)
     for label in range(7):
-        held = (LABELS[split.test["number"]] == label).sum()
+        num_held_out = (LABELS[split.test["number"]] == label).sum()
         expected = share * np.bincount(LABELS)[label]
-        assert abs(held - expected) < 1 + 1e-9
+        assert abs(num_held_out - expected) < 1 + 1e-9
 
 
 @pytest.mark.parametrize("groups", [{}, {"label": LABELS}])
 def test_the_part_is_drawn_at_random_and_always_the_same(groups):
     """Its mean place is the middle of the data, of labels in order too."""
-    first, again = (feeding.split(numbered(groups=groups), 0.3) for _ in range(2))
-    held = first.test["number"]
-    np.testing.assert_array_equal(held, again.test["number"])
-    assert abs(held.mean() - N / 2) < 5 * 289 / np.sqrt(300)
-    assert len(np.unique(np.diff(held))) > 3  # not every third
-    within = held[LABELS[held] == 3] - np.flatnonzero(LABELS == 3)[0]
+    split, same_split = (feeding.split(numbered(groups=groups), 0.3) for _ in range(2))
+    held_out_numbers = split.test["number"]
+    np.testing.assert_array_equal(held_out_numbers, same_split.test["number"])
+    assert abs(held_out_numbers.mean() - N / 2) < 5 * 289 / np.sqrt(300)
+    assert len(np.unique(np.diff(held_out_numbers))) > 3  # not every third
+    within = (
+        held_out_numbers[LABELS[held_out_numbers] == 3] - np.flatnonzero(LABELS == 3)[0]
+    )
     size = (LABELS == 3).sum()
     assert abs(within.mean() - size / 2) < 5 * 0.29 * size / np.sqrt(0.3 * size)
 
 
-def test_of_test_data_only_the_size_is_looked_at():
+def test_a_split_reads_only_the_size_of_the_test_data():
     without_values = {"number": range(70)}
     split = feeding.split(numbered()._replace(test=without_values), 0.1)
     assert len(split.test["number"]) == 100
@@ -136,8 +138,8 @@ def test_the_part_of_a_part_is_of_what_was_left():
 def places(monkeypatch):
     """A text of 20,000 letters or words, each its own place, 2,000 held out."""
     for name, size in {"characters": 65, "words": 12_631}.items():
-        whole = (np.zeros(1), range(size))
-        monkeypatch.setattr(tokens, name, lambda _, whole=whole: whole)
+        codes = (np.zeros(1), range(size))
+        monkeypatch.setattr(tokens, name, lambda _, codes=codes: codes)
     monkeypatch.setattr(tokens, "shakespeare", lambda folder: "")
     parts = np.arange(18_000), np.arange(18_000, 20_000)
     monkeypatch.setattr(tokens, "split", lambda codes: parts)
@@ -153,13 +155,17 @@ def test_no_place_of_a_text_is_in_both_parts(name, flags):
     data = small_tasks.make(name, **flags).load()
     split = feeding.split(data, 0.1)
     (leaf,) = data.train
-    trained, held = (np.unique(part[leaf]) for part in (split.train, split.test))
-    assert trained.max() < held.min()
-    assert trained.max() < data.test[leaf].min() > held.max()
+    trained, held_out_places = (
+        np.unique(part[leaf]) for part in (split.train, split.test)
+    )
+    assert trained.max() < held_out_places.min()
+    assert trained.max() < data.test[leaf].min() > held_out_places.max()
     # No more is lost than there must be: one window more would overlap.
-    before = data.train[leaf][split.examples]
-    assert not split.overlapping or before.max() >= held.min()
-    np.testing.assert_array_equal(held, np.arange(held[0], held[-1] + 1))
+    first_lost_window = data.train[leaf][split.examples]
+    assert not split.overlapping or first_lost_window.max() >= held_out_places.min()
+    np.testing.assert_array_equal(
+        held_out_places, np.arange(held_out_places[0], held_out_places[-1] + 1)
+    )
 
 
 @pytest.mark.parametrize(("name", "flags"), TEXTS)

@@ -26,10 +26,14 @@ def rng():
 
 def relative_error(tree, other):
     """The distance of two trees, in units of the second's norm."""
-    ours, theirs = (
-        np.concatenate([np.ravel(x) for x in jax.tree.leaves(t)]) for t in (tree, other)
-    )
-    return np.linalg.norm(ours - theirs) / np.linalg.norm(theirs)
+    vector = flatten(tree)
+    other_vector = flatten(other)
+    return np.linalg.norm(vector - other_vector) / np.linalg.norm(other_vector)
+
+
+def flatten(tree):
+    """All leaves as one vector."""
+    return np.concatenate([np.ravel(x) for x in jax.tree.leaves(tree)])
 
 
 def shaken(tree, rng):
@@ -101,9 +105,9 @@ def test_convolution_takes_the_form_of_the_devices_that_it_is_compiled_for(
 
     def assert_form():
         # jax remembers what it has traced.
-        made = jax.make_jaxpr(lambda x, w: convolution.conv(x, w, 2))(x, w)
-        assert ("conv_general_dilated" in str(made)) == is_lax
-        assert ("dot_general" in str(made)) != is_lax
+        jaxpr = jax.make_jaxpr(lambda x, w: convolution.conv(x, w, 2))(x, w)
+        assert ("conv_general_dilated" in str(jaxpr)) == is_lax
+        assert ("dot_general" in str(jaxpr)) != is_lax
 
     device = AbstractDevice("kind", num_cores=1, platform=platform)
     mesh = AbstractMesh((1,), ("devices",), abstract_device=device)
@@ -142,11 +146,10 @@ def test_max_pooling_is_that_of_reduce_window(ours, theirs, rng, float64):
     def reference(x):
         return nn.max_pool(x, *theirs)
 
-    actual, expected = (
-        values_and_gradients(lambda images, f=f: [f(x) for x in images], images)
-        for f in (ours, reference)
-    )
-    assert_close(actual, expected, 1e-14, 0)
+    def pool_all(pool):
+        return values_and_gradients(lambda images: [*map(pool, images)], images)
+
+    assert_close(pool_all(ours), pool_all(reference), 1e-14, 0)
 
 
 @pytest.mark.slow
@@ -209,10 +212,10 @@ def test_batch_norm_keeps_statistics_in_float32(dtype, mean, atol, rng):
     y, moved = batch_norm.apply(params, buffers, x, train=True)
     assert y.dtype == dtype
     assert {leaf.dtype for leaf in jax.tree.leaves(moved)} == {np.dtype("float32")}
-    wide = np.asarray(x, np.float64)
-    np.testing.assert_allclose(moved["mean"], 0.1 * wide.mean(0), rtol=1e-5)
-    np.testing.assert_allclose(moved["var"], 0.9 + 0.1 * wide.var(0), rtol=1e-5)
-    expected = (wide - wide.mean(0)) / wide.std(0)
+    inputs = np.asarray(x, np.float64)
+    np.testing.assert_allclose(moved["mean"], 0.1 * inputs.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(moved["var"], 0.9 + 0.1 * inputs.var(0), rtol=1e-5)
+    expected = (inputs - inputs.mean(0)) / inputs.std(0)
     np.testing.assert_allclose(np.asarray(y, np.float64), expected, atol=atol)
 
 
@@ -221,12 +224,12 @@ def gradients_of_workers(loss, params, batch, backend, shape):
     devices, lanes = shape
     layout = make_layout(devices * lanes, backend, Placement(range(devices)))
 
-    def program(own, shared):
-        (value, buffers), grads = jax.value_and_grad(loss, has_aux=True)(shared, own)
+    def program(batch, shared):
+        (value, buffers), grads = jax.value_and_grad(loss, has_aux=True)(shared, batch)
         return value, buffers, grads
 
-    own = jax.tree.map(lambda x: x.reshape(*shape, -1, *x.shape[1:]), batch)
-    values, buffers, grads = on_workers(layout, program, own, params)
+    worker_batches = jax.tree.map(lambda x: x.reshape(*shape, -1, *x.shape[1:]), batch)
+    values, buffers, grads = on_workers(layout, program, worker_batches, params)
     mean = jax.tree.map(lambda g: np.asarray(g).mean((0, 1)), grads)
     return np.asarray(values), buffers, mean
 
@@ -260,7 +263,7 @@ def test_global_batch_norm_of_many_workers_is_that_of_one(backend, shape, rng, f
 # Residual networks.
 
 
-def count_of(spec, classes, channels=3):
+def count_params(spec, classes, channels=3):
     params, _ = jax.eval_shape(
         lambda key: resnet.init(key, spec, classes, channels), jax.random.key(0)
     )
@@ -268,36 +271,38 @@ def count_of(spec, classes, channels=3):
 
 
 def test_resnets_count_their_parameters():
-    assert count_of(resnet.RESNET20, 10) == 269_722  # 0.27 M in table 6 of the paper
-    assert count_of(resnet.RESNET20, 10, channels=1) == 269_722 - 2 * 9 * 16
+    assert (
+        count_params(resnet.RESNET20, 10) == 269_722
+    )  # 0.27 M in table 6 of the paper
+    assert count_params(resnet.RESNET20, 10, channels=1) == 269_722 - 2 * 9 * 16
     # As published with PyTorch's torchvision.
-    assert count_of(resnet.RESNET50, 1000) == 25_557_032
+    assert count_params(resnet.RESNET50, 1000) == 25_557_032
 
 
 def literal_resnet(name, params, buffers, x, train):
     """The networks by the paper's tables, block after block."""
 
-    def layer(own, stats, x, stride=1):
-        y = lax_conv(x, own["w"], stride)
+    def layer(stage_params, stats, x, stride=1):
+        y = lax_conv(x, stage_params["w"], stride)
         if train:
             stats = {"mean": y.mean((0, 1, 2)), "var": y.var((0, 1, 2))}
         y = (y - stats["mean"]) / jnp.sqrt(stats["var"] + 1e-5)
-        return own["scale"] * y + own["bias"]
+        return stage_params["scale"] * y + stage_params["bias"]
 
-    def basic(own, stats, x, stride):
-        y = nn.relu(layer(own["conv1"], stats["conv1"], x, stride))
-        y = layer(own["conv2"], stats["conv2"], y)
+    def basic(stage_params, stats, x, stride):
+        y = nn.relu(layer(stage_params["conv1"], stats["conv1"], x, stride))
+        y = layer(stage_params["conv2"], stats["conv2"], y)
         if stride == 2:
             zeros = jnp.zeros((*x[:, ::2, ::2].shape[:3], y.shape[-1] - x.shape[-1]))
             x = jnp.concatenate([x[:, ::2, ::2], zeros], -1)
         return nn.relu(x + y)
 
-    def bottleneck(own, stats, x, stride):
-        y = nn.relu(layer(own["conv1"], stats["conv1"], x))
-        y = nn.relu(layer(own["conv2"], stats["conv2"], y, stride))
-        y = layer(own["conv3"], stats["conv3"], y)
-        if "shortcut" in own:
-            x = layer(own["shortcut"], stats["shortcut"], x, stride)
+    def bottleneck(stage_params, stats, x, stride):
+        y = nn.relu(layer(stage_params["conv1"], stats["conv1"], x))
+        y = nn.relu(layer(stage_params["conv2"], stats["conv2"], y, stride))
+        y = layer(stage_params["conv3"], stats["conv3"], y)
+        if "shortcut" in stage_params:
+            x = layer(stage_params["shortcut"], stats["shortcut"], x, stride)
         return nn.relu(x + y)
 
     block, stem_stride, stages = {
@@ -308,12 +313,14 @@ def literal_resnet(name, params, buffers, x, train):
     if name == "resnet50":
         x = nn.max_pool(x, (3, 3), (2, 2), "SAME")
     for i, (blocks, stride) in enumerate(stages):
-        own = params["stages"][i]
+        stage_params = params["stages"][i]
         stats = buffers["stages"][i]
-        x = block(own["first"], stats["first"], x, stride)
+        x = block(stage_params["first"], stats["first"], x, stride)
         for b in range(blocks - 1):
-            rest = jax.tree.map(lambda leaf, b=b: leaf[b], (own["rest"], stats["rest"]))
-            x = block(*rest, x, 1)
+            next_block = jax.tree.map(
+                lambda leaf, b=b: leaf[b], (stage_params["rest"], stats["rest"])
+            )
+            x = block(*next_block, x, 1)
     return x.mean((1, 2)) @ params["dense"]["w"] + params["dense"]["b"]
 
 
@@ -340,8 +347,14 @@ def test_resnet_is_the_one_written_block_by_block(name, image, train, rng, float
     assert relative_error(logits, expected) < 1e-5
     assert relative_error(logits[:1], logits[1:2]) > 1e-4  # the images do matter
     assert jax.tree.structure(moved) == jax.tree.structure(buffers)
-    for now, then in zip(jax.tree.leaves(moved), jax.tree.leaves(buffers), strict=True):
-        assert relative_error(now, then) > 1e-3 if train else (now == then).all()
+    for new_buffer, old_buffer in zip(
+        jax.tree.leaves(moved), jax.tree.leaves(buffers), strict=True
+    ):
+        assert (
+            relative_error(new_buffer, old_buffer) > 1e-3
+            if train
+            else (new_buffer == old_buffer).all()
+        )
 
 
 @pytest.mark.slow

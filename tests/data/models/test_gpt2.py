@@ -41,7 +41,7 @@ def loss(params, dtype=None):
     return -jnp.take_along_axis(log_p, TOKENS[:, 1:, None], 2).mean()
 
 
-def params_of(shape):
+def count_params(shape):
     """The number of params, of which none is made."""
     params = jax.eval_shape(shape.init, jax.random.key(0))
     return sum(math.prod(x.shape) for x in jax.tree.leaves(params))
@@ -58,28 +58,28 @@ def params_of(shape):
     ],
 )
 def test_gpt2_has_as_many_params_as_published(name, count):
-    assert params_of(gpt.SHAPES[name]) == count
+    assert count_params(gpt.SHAPES[name]) == count
 
 
 @pytest.mark.parametrize("name", [x for x in gpt.SHAPES if x.startswith("diloco")])
 def test_shapes_of_diloco_have_the_params_of_their_names(name):
-    count = params_of(gpt.SHAPES[name]._replace(rotary=True))
+    count = count_params(gpt.SHAPES[name]._replace(rotary=True))
     assert count == pytest.approx(1e6 * float(name[7:-1]), rel=0.03)
 
 
 def test_the_page_has_the_sizes_of_all_shapes():
     """Columns: params, layers, width, heads, head, vocabulary, context."""
-    found = {}
+    sizes_by_shape = {}
     for line in (ROOT / "docs" / "gpt2.md").read_text().splitlines():
         row = re.match(r"\| `([\w-]+)` \|((?: [\d,]+ \|){7})$", line)
         if row:
             sizes = row[2].replace(",", "").split("|")[:-1]
-            found[row[1]] = [int(size) for size in sizes]
+            sizes_by_shape[row[1]] = [int(size) for size in sizes]
     expected = {
-        name: [params_of(s), s.layers, s.width, s.heads, s.head_size, *s[:2]]
+        name: [count_params(s), s.layers, s.width, s.heads, s.head_size, *s[:2]]
         for name, s in gpt.SHAPES.items()
     }
-    assert found == expected
+    assert sizes_by_shape == expected
 
 
 @pytest.mark.slow
@@ -88,8 +88,8 @@ def test_half_the_bits_give_the_loss_and_the_gradient_of_all():
     params = make_params()
     exact, expected = jax.jit(jax.value_and_grad(loss))(params)
     half = jax.jit(jax.value_and_grad(partial(loss, dtype=jnp.bfloat16)))
-    found, actual = half(params)
-    assert 0 < abs(found - exact) < 2**-7 * exact
+    value, actual = half(params)
+    assert 0 < abs(value - exact) < 2**-7 * exact
     for ours, theirs in zip(*map(jax.tree.leaves, (actual, expected)), strict=True):
         assert ours.dtype == jnp.float32
         error = np.linalg.norm(ours - theirs) / np.linalg.norm(theirs)
@@ -198,11 +198,11 @@ def test_what_gpt2_cannot_be_is_refused_in_a_line(params, task, line, tmp_path, 
 def test_a_model_that_is_there_stays(converted, capfd):
     folder = converted[1]
     path = folder / "model.safetensors"
-    before = path.read_bytes()
+    old_bytes = path.read_bytes()
     assert to_huggingface.main([str(path), str(folder)]) == 2
     [error] = capfd.readouterr().err.splitlines()
     assert error == f"error: {folder / 'config.json'} exists: use another folder"
-    assert path.read_bytes() == before
+    assert path.read_bytes() == old_bytes
 
 
 def test_the_task_trains_the_shape_that_it_names():

@@ -57,14 +57,14 @@ def plain_apply(params, x):
     """Gers et al. 2000, frame by frame, differentiated by jax's own rules."""
 
     def frame(carry, x):
-        after = []
+        new_carry = []
         for layer, (h, c) in zip(params["layers"], carry, strict=True):
             net = x @ layer["w"] + h @ layer["recurrent"] + layer["b"]
             i, f, g, o = jnp.split(net, 4, axis=-1)
             c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
             x = jax.nn.sigmoid(o) * jnp.tanh(c)
-            after.append((x, c))
-        return tuple(after), x @ params["output"]["w"] + params["output"]["b"]
+            new_carry.append((x, c))
+        return tuple(new_carry), x @ params["output"]["w"] + params["output"]["b"]
 
     zeros = jnp.zeros((len(x), HIDDEN), x.dtype)
     carry = tuple((zeros, zeros) for _ in params["layers"])
@@ -77,13 +77,17 @@ def loss(params, x, apply=lstm.apply):
     return (WEIGHTS * jnp.sin(y)).sum(), y
 
 
-def gradients(*given, apply):
-    return jax.jit(jax.grad(partial(loss, apply=apply), (0, 1), has_aux=True))(*given)
+def gradients(*arguments, apply):
+    return jax.jit(jax.grad(partial(loss, apply=apply), (0, 1), has_aux=True))(
+        *arguments
+    )
 
 
 def assert_near(actual, expected, atol):
-    wide = [jax.tree.map(lambda x: np.asarray(x, float), x) for x in (actual, expected)]
-    assert_close(*wide, rtol=0, atol=atol)
+    float_trees = [
+        jax.tree.map(lambda x: np.asarray(x, float), x) for x in (actual, expected)
+    ]
+    assert_close(*float_trees, rtol=0, atol=atol)
 
 
 # bfloat16 has 8 bits, and entries are up to 2.2: either form errs by 0.03 at most.
@@ -98,30 +102,32 @@ def assert_near(actual, expected, atol):
     ],
 )
 def test_lstm_and_its_gradients_match_the_equations(layers, dtype, remat_chunk, atol):
-    given = jax.tree.map(lambda x: x.astype(dtype), (make_params(layers), X))
-    found = gradients(*given, apply=partial(lstm.apply, remat_chunk=remat_chunk))
-    assert {x.dtype.name for x in jax.tree.leaves(found)} == {dtype}
-    assert_near(found, gradients(*given, apply=plain_apply), atol)
+    arguments = jax.tree.map(lambda x: x.astype(dtype), (make_params(layers), X))
+    chunked_gradients = gradients(
+        *arguments, apply=partial(lstm.apply, remat_chunk=remat_chunk)
+    )
+    assert {x.dtype.name for x in jax.tree.leaves(chunked_gradients)} == {dtype}
+    assert_near(chunked_gradients, gradients(*arguments, apply=plain_apply), atol)
 
 
 @pytest.mark.slow
 def test_derivatives_of_lanes_forwards_and_twice_are_those_of_the_plain_formulation():
-    given = jax.tree.map(lambda x: jnp.stack([x, 0.5 * x]), (make_params(), X))
+    arguments = jax.tree.map(lambda x: jnp.stack([x, 0.5 * x]), (make_params(), X))
     towards = jax.tree.map(
-        lambda x: jnp.cos(jnp.arange(x.size).reshape(x.shape)), given
+        lambda x: jnp.cos(jnp.arange(x.size).reshape(x.shape)), arguments
     )
 
-    def found(apply):
-        def value(*given):
-            return loss(*given, apply)[0]
+    def differentiate(apply):
+        def value(*arguments):
+            return loss(*arguments, apply)[0]
 
-        def lane(given, towards):
-            once = jax.jvp(value, given, towards)
-            return once, jax.jvp(jax.grad(value, (0, 1)), given, towards)
+        def lane(arguments, tangents):
+            once = jax.jvp(value, arguments, tangents)
+            return once, jax.jvp(jax.grad(value, (0, 1)), arguments, tangents)
 
-        return jax.jit(jax.vmap(lane))(given, towards)
+        return jax.jit(jax.vmap(lane))(arguments, towards)
 
-    assert_near(found(lstm.apply), found(plain_apply), 1e-10)
+    assert_near(differentiate(lstm.apply), differentiate(plain_apply), 1e-10)
 
 
 @pytest.mark.slow
@@ -142,8 +148,8 @@ def loops(jaxpr):
     for equation in jaxpr.eqns:
         if equation.primitive.name == "scan":
             yield equation
-        for inner in core.jaxprs_in_params(equation.params):
-            yield from loops(inner)
+        for inner_jaxpr in core.jaxprs_in_params(equation.params):
+            yield from loops(inner_jaxpr)
 
 
 @pytest.mark.slow
@@ -154,7 +160,10 @@ def test_no_frame_adds_to_the_recurrent_weights_gradient():
     def adds(apply):
         gradient = jax.grad(partial(loss, apply=apply), has_aux=True)
         jaxpr = jax.make_jaxpr(gradient)(make_params(), X).jaxpr
-        return shape in [v.aval.shape for loop in loops(jaxpr) for v in loop.outvars]
+        loop_shapes = []
+        for loop in loops(jaxpr):
+            loop_shapes += [variable.aval.shape for variable in loop.outvars]
+        return shape in loop_shapes
 
     assert adds(plain_apply)
     assert not adds(lstm.apply)
@@ -173,8 +182,8 @@ def test_a_worker_of_two_devices_trains_as_one(remat_chunk):
         return jnp.mean((lstm.apply(params, batch["x"], remat_chunk) - batch["y"]) ** 2)
 
     def trained(**options):
-        given = syncalgos.stateless(mean_loss), optax.sgd(0.1), syncalgos.sync_sgd()
-        trainer = syncalgos.DataParallel(*given, workers=1, **placed(options))
+        parts = syncalgos.stateless(mean_loss), optax.sgd(0.1), syncalgos.sync_sgd()
+        trainer = syncalgos.DataParallel(*parts, workers=1, **placed(options))
         state, _ = trainer.run(trainer.init(params), batches)
         return trainer.center(state)
 
@@ -193,15 +202,26 @@ def test_forget_gates_alone_start_with_a_bias():
 @pytest.mark.slow
 def test_matrices_start_with_variance_one_over_rows():
     params = lstm.init(jax.random.key(0), 50, 64, 100, layers=2)
-    first, second = params["layers"]
+    lower_layer, upper_layer = params["layers"]
     matrices = {
-        (50, 256): [first["w"]],
-        (64, 256): [first["recurrent"], second["w"], second["recurrent"]],
+        (50, 256): [lower_layer["w"]],
+        (64, 256): [
+            lower_layer["recurrent"],
+            upper_layer["w"],
+            upper_layer["recurrent"],
+        ],
         (64, 100): [params["output"]["w"]],
     }
-    for shape, same in matrices.items():
-        for matrix in same:
+    for shape, matrices_of_shape in matrices.items():
+        for matrix in matrices_of_shape:
             assert matrix.shape == shape
             # The mean square of n normals errs by sqrt(2 / n), 2 % at most: 5 of those.
             assert abs((matrix**2).mean() * shape[0] - 1) < 0.1
-    assert abs(np.corrcoef(first["recurrent"].ravel(), second["w"].ravel())[0, 1]) < 0.1
+    assert (
+        abs(
+            np.corrcoef(lower_layer["recurrent"].ravel(), upper_layer["w"].ravel())[
+                0, 1
+            ]
+        )
+        < 0.1
+    )

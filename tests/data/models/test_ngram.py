@@ -48,13 +48,17 @@ def test_losses_match_their_sums():
     for context, target in zip(CONTEXTS, TARGETS, strict=True):
         odds = np.exp(logits_in_numpy(params, context))
         full.append(-math.log(odds[target] / odds.sum()))
-        others = [word for word in NEGATIVES if word != target]
-        total = odds[target] + sum(odds[others] / (len(NEGATIVES) * Q[others]))
+        other_words = [word for word in NEGATIVES if word != target]
+        total = odds[target] + sum(
+            odds[other_words] / (len(NEGATIVES) * Q[other_words])
+        )
         sampled.append(-math.log(odds[target] / total))
     actual = jax.jit(ngram.full_loss)(params, CONTEXTS, TARGETS)
     np.testing.assert_allclose(actual, full, atol=1e-12)
-    given = params, CONTEXTS, TARGETS, NEGATIVES, np.log(Q)
-    np.testing.assert_allclose(jax.jit(ngram.sampled_loss)(*given), sampled, atol=1e-12)
+    arguments = params, CONTEXTS, TARGETS, NEGATIVES, np.log(Q)
+    np.testing.assert_allclose(
+        jax.jit(ngram.sampled_loss)(*arguments), sampled, atol=1e-12
+    )
 
 
 @pytest.mark.slow
@@ -66,11 +70,11 @@ def test_sampled_sum_is_the_full_one_in_expectation():
     targets = TARGETS % 4
     draws = np.array([*itertools.product(range(4), repeat=2)], np.int32)
 
-    def after(draw):
+    def compute_loss(draw):
         return ngram.sampled_loss(params, contexts, targets, draw, np.log(q))
 
     odds = q[draws].prod(1)
-    losses = jax.jit(jax.vmap(after))(draws)
+    losses = jax.jit(jax.vmap(compute_loss))(draws)
     full = ngram.full_loss(params, contexts, targets)
     np.testing.assert_allclose(odds @ np.exp(losses), np.exp(full), rtol=1e-12)
 
@@ -85,9 +89,9 @@ def test_gradients_are_zeros_in_rows_that_are_not_read():
     }
     for name, ids in read.items():
         by_row = np.abs(grads[name]).reshape(VOCABULARY, -1)
-        others = sorted({*range(VOCABULARY)} - ids)
-        assert len(others) > 2
-        assert not by_row[others].any()
+        unread_rows = sorted({*range(VOCABULARY)} - ids)
+        assert len(unread_rows) > 2
+        assert not by_row[unread_rows].any()
         assert by_row[sorted(ids)].min() > 1e-6
 
 
