@@ -122,7 +122,7 @@ def train(
     with opened(run, config.out, getattr(sys, "argv", []), started) as folder:
         run = folder.run  # frees the initial state
         tracked = folder.track(track)
-        outcome = folder.train(terminal.Report(), _never, on_evaluation)
+        outcome = folder.train(terminal.ProgressDisplay(), _never, on_evaluation)
         summary, missing = folder.finish(outcome, summarize(run, outcome))
         tracked.finish(summary.to_json())
     center = jax.tree.map(on_host, outcome.center)

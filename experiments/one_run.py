@@ -228,7 +228,7 @@ class Folder:
 
     def train(
         self,
-        report: terminal.Report,
+        report: terminal.ProgressDisplay,
         asked_to_stop: Callable[[], int],
         on_evaluation: Callable[[dict[str, Any]], None] | None = None,
         *,

@@ -30,7 +30,7 @@ from experiments.training import sends
 from experiments.training.config import RunConfig, Settings
 from experiments.training.loop import dispatches
 from experiments.training.machine import versions
-from experiments.training.plan import Plan, check_data, make_plan
+from experiments.training.plan import RunPlan, check_data, make_plan
 from experiments.training.prepare import refused
 from experiments.training.summary import delay_of_sends
 from syncalgos import Lowered, TrainState, checks, network
@@ -88,7 +88,7 @@ def compile_run(config: RunConfig, target: Target) -> Findings:
     )
 
 
-def _read_data(plan: Plan) -> Data:
+def _read_data(plan: RunPlan) -> Data:
     """Returns the task's data, which is read only if its shapes are not declared."""
     c = plan.config
     blank = plan.task.blank
@@ -111,7 +111,7 @@ def count_steps(config: Settings) -> int:
     return max(2, longest_dispatch(config))
 
 
-def _lower(plan: Plan, data: Data) -> Lowered:
+def _lower(plan: RunPlan, data: Data) -> Lowered:
     """Lowers the run program from shapes only."""
     c = plan.config
     with refused("task", c.task):
@@ -179,7 +179,7 @@ class SendCounts(NamedTuple):
     uncounted: str | None = None
 
 
-def _count_sends(plan: Plan, state: TrainState) -> SendCounts:
+def _count_sends(plan: RunPlan, state: TrainState) -> SendCounts:
     """Returns the ledger's counts per device; None where only a run can tell them."""
     try:
         program_sends = plan.trainer.program_sends(state)
@@ -220,7 +220,7 @@ class Compilation(NamedTuple):
     traffic: list[TrafficRow] | None = None
 
 
-def _compile(plan: Plan, lowered: Lowered) -> Compilation:
+def _compile(plan: RunPlan, lowered: Lowered) -> Compilation:
     """Calls the target's compiler, and returns the findings in its program."""
     start = time.perf_counter()
     layout = plan.trainer.layout

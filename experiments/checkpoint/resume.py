@@ -13,7 +13,7 @@ import jax
 
 from experiments import files
 from experiments.checkpoint import shards, state_arrays
-from experiments.checkpoint.shards import Damaged, Incomplete, Shard, join_pieces
+from experiments.checkpoint.shards import DamagedShard, Incomplete, Shard, join_pieces
 from experiments.command import factories, terminal
 from experiments.command.errors import BadRequest, MayPass, may_pass
 from experiments.command.factories import ALGORITHM, TASK
@@ -397,14 +397,14 @@ def _load_agreed(
         )
         _check_pieces(trainer, run.state, joined_shard)
         shard = joined_shard
-    except (Damaged, Incomplete, OSError) as error:
+    except (DamagedShard, Incomplete, OSError) as error:
         problems.append(error)
         group.note(f"the checkpoint of step {step} cannot be used: {error}")
     if group.largest(shard is None) or shard is None:
         return None
     if group.agree(shards.common_identity(shard)):
         return shard
-    problems.append(Damaged("its shard files are of different runs"))
+    problems.append(DamagedShard("its shard files are of different runs"))
     if group.is_first:
         group.note(f"the checkpoint of step {step} cannot be used: {problems[-1]}")
     return None

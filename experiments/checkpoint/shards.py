@@ -46,7 +46,7 @@ FOREIGN = {
 }
 
 
-class Damaged(Exception):
+class DamagedShard(Exception):
     """A shard cannot be used; the message is one line that names its file."""
 
 
@@ -157,20 +157,20 @@ def read_shard(path: Path) -> Shard:
         The shard. Leaves that are stored as one row are read-only views of that row.
 
     Raises:
-        Damaged: the content has changed, or the step differs from the file's name.
+        DamagedShard: the content has changed, or the step differs from the file's name.
         OSError: the file cannot be read.
     """
     with _open_shard_file(path) as file:
         digest = _compute_digest(file)
         # Covers the whole file: zip's own checksums miss a flipped bit in a header.
         if file.read() != digest:
-            raise Damaged(
+            raise DamagedShard(
                 f"{path.name} is damaged: its SHA-256 is not the one stored at its end"
             )
         shard = _parse_shard(path, file)
     name = parse_name(path.name)
     if name and name.step != shard.step:
-        raise Damaged(f"{path.name} holds step {shard.step}, not {name.step}")
+        raise DamagedShard(f"{path.name} holds step {shard.step}, not {name.step}")
     return shard
 
 
@@ -178,7 +178,8 @@ def read_head(path: Path) -> Shard:
     """Reads a shard's manifest, which is small; its arrays are blank, without memory.
 
     Raises:
-        Damaged: the file holds no manifest; its arrays may be damaged nevertheless.
+        DamagedShard: the file holds no manifest; its arrays may be damaged even if it
+            has one.
         OSError: the file cannot be read.
     """
     with _open_shard_file(path) as file:
@@ -186,15 +187,15 @@ def read_head(path: Path) -> Shard:
 
 
 def _open_shard_file(path: Path) -> BinaryIO:
-    """Opens the file of a shard; raises Damaged if it is a pipe or a device."""
+    """Opens the file of a shard; raises DamagedShard if it is a pipe or a device."""
     try:
         return files.open_regular(path)
     except files.Damaged as error:
-        raise Damaged(str(error)) from error
+        raise DamagedShard(str(error)) from error
 
 
 def _parse_shard(path: Path, file: BinaryIO, is_head: bool = False) -> Shard:
-    """Reads a shard; raises Damaged for any content that is none."""
+    """Reads a shard; raises DamagedShard for any content that is none."""
     # Even a file that is not a shard may end with its own SHA-256.
     try:
         return _build_shard(_open_arrays(file), is_head)
@@ -206,7 +207,7 @@ def _parse_shard(path: Path, file: BinaryIO, is_head: bool = False) -> Shard:
         if getattr(error, "errno", None) not in (None, errno.EINVAL):
             raise
         reason = str(error).partition("\n")[0] or type(error).__name__
-        raise Damaged(f"{path.name} is not usable: {reason}") from error
+        raise DamagedShard(f"{path.name} is not usable: {reason}") from error
 
 
 def _open_arrays(file: BinaryIO) -> Mapping[str, np.ndarray]:
@@ -424,7 +425,7 @@ def load_workers(
         complete layouts are tried first.
 
     Raises:
-        Damaged: a needed shard is damaged, or does not fit the others.
+        DamagedShard: a needed shard is damaged, or does not fit the others.
         Incomplete: needed shards are missing.
         OSError: a file cannot be read.
     """
@@ -438,7 +439,7 @@ def load_workers(
     for num_shards in sizes:
         try:
             return _load_layout(folder, layouts[num_shards], wanted_workers, check)
-        except (Damaged, Incomplete) as error:
+        except (DamagedShard, Incomplete) as error:
             errors.append(error)
     raise errors[0] if errors else Incomplete(f"step-{step:08} has no shard files")
 
@@ -488,18 +489,18 @@ def _has_pieces(shard: Shard) -> bool:
 
 
 def _check_fit(heads: dict[ShardName, Shard], check: Callable[[Shard], object]) -> None:
-    """Raises Damaged for a shard that cannot be used, or is of another run."""
+    """Raises DamagedShard for a shard that cannot be used, or is of another run."""
     first_name = next(iter(heads))
     expected_values = _common_values(heads[first_name])
     for name, head in heads.items():
         try:
             check(head)
         except ValueError as error:
-            raise Damaged(f"{name.file_name} is not usable: {error}") from error
+            raise DamagedShard(f"{name.file_name} is not usable: {error}") from error
         values = _common_values(head)
         for value_name, expected_value in expected_values.items():
             if values[value_name] != expected_value:
-                raise Damaged(
+                raise DamagedShard(
                     f"{name.file_name} is of another run than {first_name.file_name}: "
                     f"its {value_name} differ"
                 )
@@ -616,7 +617,7 @@ def _find_head(path: Path) -> Shard | None:
     """Returns the head of a shard; None if it cannot be read."""
     try:
         return read_head(path)
-    except (Damaged, OSError):
+    except (DamagedShard, OSError):
         return None
 
 
@@ -631,7 +632,7 @@ def is_first_save(folder: Path) -> bool:
     try:
         heads = [read_head(folder / name.file_name) for name in names]
         return all(head.record["progress"]["saved"] == 0 for head in heads)
-    except (Damaged, OSError, LookupError, TypeError):
+    except (DamagedShard, OSError, LookupError, TypeError):
         return False
 
 

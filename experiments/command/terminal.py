@@ -28,7 +28,7 @@ DURATIONS = (
 )
 
 
-class Report:
+class ProgressDisplay:
     """The display of a run's progress; this one shows nothing."""
 
     def step(self, steps_done: int, loss: float) -> None:
@@ -38,7 +38,7 @@ class Report:
         """Shows a line of text."""
 
 
-class _Bar(Report):
+class _Bar(ProgressDisplay):
     """A bar under the lines; if stderr is no terminal, only the lines."""
 
     def __init__(self, bar: progress.Progress, steps: int):
@@ -55,7 +55,7 @@ class _Bar(Report):
 
 
 @contextmanager
-def report(steps: int) -> Iterator[Report]:
+def report(steps: int) -> Iterator[ProgressDisplay]:
     """Yields a progress bar if stderr is a terminal, plain lines otherwise."""
     count = progress.MofNCompleteColumn(table_column=Column(no_wrap=True))
     time_left = progress.TimeRemainingColumn(table_column=Column(no_wrap=True))

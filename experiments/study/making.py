@@ -238,7 +238,7 @@ class StudyQueue:
         return len(missing)
 
 
-class _Steps(terminal.Report):
+class _Steps(terminal.ProgressDisplay):
     """Reports a run's steps now and then; its evaluations are in its files."""
 
     def __init__(self, steps: int, report: Callable[[News], None]):

@@ -34,7 +34,7 @@ from experiments.training import run_folder
 from experiments.training.config import RunConfig
 from experiments.training.defaults import resolved
 from experiments.training.objects import NO_OBJECTS, Objects
-from experiments.training.plan import Plan, Programs, declaring, make_task
+from experiments.training.plan import Programs, RunPlan, declaring, make_task
 from experiments.training.prepare import checked
 from experiments.training.sends import from_json
 from experiments.training.summary import Summary
@@ -263,7 +263,7 @@ class Loader:
         config: RunConfig,
         programs: Programs | None = None,
         objects: Objects = NO_OBJECTS,
-    ) -> tuple[Plan, Data]:
+    ) -> tuple[RunPlan, Data]:
         """Returns the plan and the data of a run.
 
         Args:

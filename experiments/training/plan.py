@@ -150,7 +150,7 @@ class Programs:
         return structure == _structure(settings, self.varied, objects)
 
 
-class Plan(NamedTuple):
+class RunPlan(NamedTuple):
     """The parts of a run that need no data.
 
     Attributes:
@@ -185,7 +185,7 @@ def make_plan(
     *,
     objects: Objects = NO_OBJECTS,
     programs: Programs | None = None,
-) -> Plan:
+) -> RunPlan:
     """Makes the plan of a run.
 
     Args:
@@ -213,7 +213,7 @@ def make_plan(
         trainer = make_trainer(settings, task, make, numbers, method, devices)
         programs = Programs(settings, varied, task, make, trainer)
     numbers = programs.varied.select(settings)
-    return Plan(settings, numbers, method, programs, objects)
+    return RunPlan(settings, numbers, method, programs, objects)
 
 
 def make_task(config: RunConfig, objects: Objects = NO_OBJECTS) -> Task:

@@ -35,8 +35,8 @@ from experiments.training.optimizers import make_inner_optimizer
 from experiments.training.plan import (
     Method,
     Numbers,
-    Plan,
     Programs,
+    RunPlan,
     check_data,
     is_custom,
     make_algorithm,
@@ -67,7 +67,7 @@ class Run(NamedTuple):
         facts: the content that config.json and summary.json share.
     """
 
-    plan: Plan
+    plan: RunPlan
     data: Data
     shards: list[np.ndarray] | None
     group: ProcessGroup
@@ -126,7 +126,7 @@ def checked(
     *,
     objects: Objects = NO_OBJECTS,
     programs: Programs | None = None,
-) -> tuple[Plan, Data]:
+) -> tuple[RunPlan, Data]:
     """Returns a run's plan and data; the arguments are those of `prepare`.
 
     Args:
@@ -177,7 +177,7 @@ def check_files(config: RunConfig) -> None:
         export.check(path, config.overwrite or is_own)
 
 
-def make_run(plan: Plan, data: Data, group: ProcessGroup = ALONE) -> Run:
+def make_run(plan: RunPlan, data: Data, group: ProcessGroup = ALONE) -> Run:
     """Prepares a run from its plan and its data.
 
     Args:
@@ -227,7 +227,7 @@ def make_run(plan: Plan, data: Data, group: ProcessGroup = ALONE) -> Run:
     )
 
 
-def _warn_if_slow(plan: Plan, params: PyTree, buffers: PyTree, data: Data) -> None:
+def _warn_if_slow(plan: RunPlan, params: PyTree, buffers: PyTree, data: Data) -> None:
     """Says so if the user's model has convolutions, slower in long dispatches."""
     c = plan.config
     task = plan.task
@@ -241,7 +241,7 @@ def _warn_if_slow(plan: Plan, params: PyTree, buffers: PyTree, data: Data) -> No
         )
 
 
-def _measuring(plan: Plan, ends: np.ndarray) -> DataParallel:
+def _measuring(plan: RunPlan, ends: np.ndarray) -> DataParallel:
     """Returns the engine that records the displacements at the ends of rounds."""
     config = plan.config
     programs = plan.programs
@@ -261,13 +261,13 @@ def _measuring(plan: Plan, ends: np.ndarray) -> DataParallel:
     return programs.measuring[1]
 
 
-def _shards(plan: Plan, data: Data) -> list[np.ndarray] | None:
+def _shards(plan: RunPlan, data: Data) -> list[np.ndarray] | None:
     """Returns the training examples of each worker; None if workers share all."""
     c = plan.config
     return sampling.shards(c.partition, data.groups, data.examples, c.workers, c.seed)
 
 
-def _make_model(plan: Plan, data: Data) -> tuple[PyTree, PyTree]:
+def _make_model(plan: RunPlan, data: Data) -> tuple[PyTree, PyTree]:
     """Returns the task's params and buffers, checked."""
     c = plan.config
     with refused("task", c.task):
@@ -315,7 +315,7 @@ def refused(flag: str, name: str) -> Iterator[None]:
         raise
 
 
-def _effective_lr(plan: Plan, params: PyTree, group: ProcessGroup) -> float | None:
+def _effective_lr(plan: RunPlan, params: PyTree, group: ProcessGroup) -> float | None:
     """Returns the effective learning rate; NaN if this is not the first process."""
     if not group.is_first:
         return math.nan
@@ -361,7 +361,7 @@ def _effective_lr(plan: Plan, params: PyTree, group: ProcessGroup) -> float | No
     return None if rate is None else float(f"{rate:.4g}")
 
 
-def _facts(plan: Plan, data: Data, effective_lr: float | None) -> dict[str, Any]:
+def _facts(plan: RunPlan, data: Data, effective_lr: float | None) -> dict[str, Any]:
     """Returns the content that config.json and summary.json share."""
     layout = plan.trainer.layout
     return {

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import syncalgos
-from experiments.training.plan import Plan, Timetable, is_custom
+from experiments.training.plan import RunPlan, Timetable, is_custom
 from experiments.training.progress import DISPLACEMENTS, Progress
 from syncalgos import Communication, Replica, Strategy, TrainState
 
@@ -75,7 +75,7 @@ class Rounds(NamedTuple):
 
 
 def find_ends(
-    plan: Plan,
+    plan: RunPlan,
     replica: Replica,
     steps: int,
     communication: Communication | None = None,
@@ -104,7 +104,7 @@ def find_ends(
     return np.diff(communication.per_step, prepend=0.0) > 0
 
 
-def _counts_run(plan: Plan) -> bool:
+def _counts_run(plan: RunPlan) -> bool:
     """Whether a round ends exactly where the trainer of a run sends anything.
 
     One worker sends nothing, but its rounds end. Shared tables, and the loss that an
@@ -116,7 +116,7 @@ def _counts_run(plan: Plan) -> bool:
     return not (is_shared or plan.config.workers == 1 or may_share_loss)
 
 
-def planned(plan: Plan, state: TrainState) -> Rounds:
+def planned(plan: RunPlan, state: TrainState) -> Rounds:
     """Returns the rounds of a run; displacements must not be measured in its state."""
     c = plan.config
     replica = _shapes_of_one(state.replica)
@@ -135,7 +135,7 @@ def planned(plan: Plan, state: TrainState) -> Rounds:
 
 
 def find_timetable(
-    plan: Plan, replica: Replica, communication: Communication | None
+    plan: RunPlan, replica: Replica, communication: Communication | None
 ) -> Timetable:
     """Returns the timetable of a run, which runs of the same programs often share.
 
@@ -153,7 +153,7 @@ def find_timetable(
 
 
 def _keeps_time(
-    plan: Plan,
+    plan: RunPlan,
     replica: Replica,
     communication: Communication | None,
     earlier: Timetable,
@@ -174,7 +174,7 @@ def _keeps_time(
 
 
 def _make_timetable(
-    plan: Plan, replica: Replica, communication: Communication | None
+    plan: RunPlan, replica: Replica, communication: Communication | None
 ) -> Timetable:
     """Finds the ends of the rounds, and what the center includes after each step."""
     c = plan.config
@@ -202,7 +202,7 @@ def _make_timetable(
     return timetable._replace(unsynced=unsynced)
 
 
-def _describe_no_sync(plan: Plan, first_change: int | None, is_late: bool) -> str:
+def _describe_no_sync(plan: RunPlan, first_change: int | None, is_late: bool) -> str:
     """Says that the model does not change in a run, and what would change it.
 
     Args:
@@ -238,7 +238,7 @@ def _describe_no_sync(plan: Plan, first_change: int | None, is_late: bool) -> st
 
 
 def _make_count(
-    plan: Plan, state: TrainState, communication: Communication | None
+    plan: RunPlan, state: TrainState, communication: Communication | None
 ) -> Count:
     """Returns a function that counts the sends, with the data's decisions so far."""
     num_decisions = count_decisions(state)
@@ -272,13 +272,15 @@ def _shapes_of_one(replicas: Replica) -> Any:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), replicas)
 
 
-def _evaluated(plan: Plan) -> Strategy:
+def _evaluated(plan: RunPlan) -> Strategy:
     """The strategy of the evaluated model; shared tables beside it always change."""
     is_shared = plan.task.kept == "shared"
     return plan.method.algorithm if is_shared else plan.method.strategy
 
 
-def _center_steps(plan: Plan, ends: np.ndarray | None, steps: int) -> np.ndarray | None:
+def _center_steps(
+    plan: RunPlan, ends: np.ndarray | None, steps: int
+) -> np.ndarray | None:
     """Returns the last local step that the evaluated model includes after each step.
 
     Args:
@@ -295,7 +297,7 @@ def _center_steps(plan: Plan, ends: np.ndarray | None, steps: int) -> np.ndarray
     return description.included_steps(steps, undeclared=ends)
 
 
-def _first_change(plan: Plan, replica: Replica) -> int | None:
+def _first_change(plan: RunPlan, replica: Replica) -> int | None:
     """Returns the steps after which the center has changed; None if too many."""
     steps = plan.config.steps
     while steps < FARTHEST:

@@ -23,7 +23,7 @@ from experiments.checkpoint.resume import Background, read_record
 from experiments.checkpoint.shards import (
     DIGEST,
     FOREIGN,
-    Damaged,
+    DamagedShard,
     Incomplete,
     Shard,
     ShardName,
@@ -123,7 +123,7 @@ def signed(content):
 
 def refused(path):
     """The error for a Damaged shard: one line that names the file."""
-    with pytest.raises(Damaged) as caught:
+    with pytest.raises(DamagedShard) as caught:
         read_shard(path)
     message = str(caught.value)
     assert message.startswith(f"{path.name} ")
@@ -274,7 +274,7 @@ def test_damage_does_not_matter_where_other_parts_hold_the_rows(tmp_path):
     damaged = write_shard(tmp_path, make_shard(8, 8, 7, 1), 1, 2)
     damaged.write_bytes(damaged.read_bytes()[1:])
     assert load_workers(tmp_path, 8, rows(4, 2)).own["i"].tolist() == [4, 5]
-    with pytest.raises(Damaged, match=damaged.name):
+    with pytest.raises(DamagedShard, match=damaged.name):
         load_workers(tmp_path, 8, rows(6, 2))
 
 
@@ -348,7 +348,7 @@ def test_of_two_sets_of_a_step_one_that_is_complete_and_sound_is_taken(tmp_path)
     ):
         fault()
         assert load_workers(tmp_path, 8, rows(0, 2)).record == {"of": num_parts}
-    with pytest.raises(Damaged, match=r"^step-00000008\.0-of-1\.npz is damaged"):
+    with pytest.raises(DamagedShard, match=r"^step-00000008\.0-of-1\.npz is damaged"):
         load_workers(tmp_path, 8)
     single_part.write_bytes(content)
     assert_same(load_workers(tmp_path, 8), make_shard(8, 6, record={"of": 1}))
@@ -393,7 +393,9 @@ def test_a_flipped_bit_is_found_in_a_large_part(tmp_path):
         bit = draw.randrange(8 * len(sound))
         torn[bit // 8] ^= 1 << bit % 8
         path.write_bytes(torn)
-        with pytest.raises(Damaged, match=r"^step-00000032\.0-of-1\.npz is damaged"):
+        with pytest.raises(
+            DamagedShard, match=r"^step-00000032\.0-of-1\.npz is damaged"
+        ):
             load_workers(tmp_path, 32)
 
 
@@ -426,7 +428,7 @@ def test_what_another_program_signed_raises_nothing_unforeseen(tmp_path):
         path.write_bytes(signed(flip(sound, i)))
         try:
             read_shard(path)
-        except Damaged as error:
+        except DamagedShard as error:
             assert "\n" not in str(error)
             num_damaged += 1
     assert num_damaged > len(sound) / 2
@@ -497,13 +499,13 @@ def test_an_array_that_claims_more_than_its_file_is_damage(reads, tmp_path):
                 archive.writestr(entry_name, data)
             archive.comment = b"-" * DIGEST
         path.write_bytes(signed(content.getvalue()[:-DIGEST]))
-        with pytest.raises(Damaged, match=f"'{name}' has another size"):
+        with pytest.raises(DamagedShard, match=f"'{name}' has another size"):
             reads(path)
 
 
 def test_a_part_by_the_name_of_another_step_is_refused(tmp_path):
     write_shard(tmp_path, make_shard(16), 0, 1).rename(tmp_path / file_name(32))
-    with pytest.raises(Damaged) as caught:
+    with pytest.raises(DamagedShard) as caught:
         load_workers(tmp_path, 32)
     assert str(caught.value) == "step-00000032.0-of-1.npz holds step 16, not 32"
     assert_same(
@@ -533,7 +535,7 @@ def test_parts_of_two_runs_are_not_mixed(differing, changes, tmp_path):
     write_shard(tmp_path, OTHER, 1, 2)
     load_workers(tmp_path, 8)
     write_shard(tmp_path, OTHER._replace(**changes), 1, 2)
-    with pytest.raises(Damaged) as caught:
+    with pytest.raises(DamagedShard) as caught:
         load_workers(tmp_path, 8)
     message = f"{file_name(8, 1, 2)} is of another run than {file_name(8, 0, 2)}: its "
     assert str(caught.value) == f"{message}{differing} differ"
@@ -618,7 +620,7 @@ def test_a_record_of_another_version_is_damage(change, tmp_path):
     assert records[0].progress.losses == PROGRESS["losses"] and records[0].data == ""
     OTHER_RECORDS[change](part.record)
     write_shard(tmp_path, part, 0, 1)
-    with pytest.raises(Damaged) as caught:
+    with pytest.raises(DamagedShard) as caught:
         load_workers(tmp_path, 7, check=check)
     message = str(caught.value)
     assert (
