@@ -200,3 +200,38 @@ def test_pages_of_presets_and_records_have_titles_in_words():
     assert files.make_title("conformance/check.py") == "conformance/check.py"
     for path in files.TITLES:
         assert (ROOT / path).is_dir()
+
+
+def read_page(text):
+    """Returns a page of reStructuredText as docutils reads it, and what changes it."""
+    pytest.importorskip("sphinx", reason='needs pip install -e ".[docs]"')
+    from docutils.core import publish_doctree
+    from pages import prose
+
+    return publish_doctree(text), prose
+
+
+def test_a_page_is_described_by_its_first_sentences_or_its_title():
+    page, prose = read_page("Title\n=====\n\n- an item\n\nOne two. Three.\n\nFour.")
+    assert prose.describe(page) == "One two. Three."
+    listing, _ = read_page("a.py\n====\n\n::\n\n    x = 1\n")
+    assert prose.describe(listing) == "a.py"
+
+
+@pytest.mark.parametrize(
+    ("columns", "rows", "classes"),
+    [
+        (3, 40, []),
+        (5, 19, []),
+        (5, 20, ["full-width", "long-table"]),
+        (7, 3, ["full-width"]),
+    ],
+)
+def test_tables_of_many_columns_take_the_right_column(columns, rows, classes):
+    line = "  ".join(["="] * columns)
+    cells = "  ".join(["x"] * columns)
+    page, prose = read_page("\n".join([line, *[cells] * rows, line]))
+    prose.widen_tables(page)
+    box = page[0]
+    assert box.get("classes") == classes
+    assert (box.tagname == "container") == bool(classes)
