@@ -97,8 +97,12 @@ class Kind(StrEnum):
     def is_seen(self) -> bool:
         """Whether the rows differ, as far as can be told."""
         return self in (
-            *(Kind.BETTER, Kind.WORSE, Kind.AHEAD, Kind.BEHIND),
-            *(Kind.ABOVE, Kind.BELOW),
+            Kind.BETTER,
+            Kind.WORSE,
+            Kind.AHEAD,
+            Kind.BEHIND,
+            Kind.ABOVE,
+            Kind.BELOW,
         )
 
 
