@@ -43,7 +43,7 @@ DEFAULT = RunConfig()
 
 @Overlapping
 @contextmanager
-def _as_before() -> Iterator[None]:
+def _restoring_process() -> Iterator[None]:
     """Leaves warnings' filters, jax's settings and log handlers as they were."""
     handlers = [*logging.root.handlers]  # absl, which grain imports, adds one
     with warnings.catch_warnings(), machine.cache_as_before():
@@ -67,7 +67,7 @@ class Trained(NamedTuple):
     center: Replica
 
 
-@_as_before
+@_restoring_process
 def train(
     config: RunConfig = DEFAULT,
     *,
@@ -113,10 +113,13 @@ def train(
             check_strategy("train", strategy)
             config = replace(config, algo=YOUR_OWN, arguments={})
     # Defaults are filled in as the command does, so that both can resume a run.
-    algo, own_task = describe_factories(config.algo, config.task, config.preset)
-    own = algo.defaults | {**config.arguments}
-    of_task = own_task.defaults | {**config.task_arguments}
-    config = replace(config, arguments=own, task_arguments=of_task)
+    factories = describe_factories(config.algo, config.task, config.preset)
+    algorithm_factory, task_factory = factories
+    config = replace(
+        config,
+        arguments=algorithm_factory.defaults | {**config.arguments},
+        task_arguments=task_factory.defaults | {**config.task_arguments},
+    )
     run = prepare(config, task=task, strategy=strategy)
     # A program that embeds Python may have no argv.
     with opened(run, config.out, getattr(sys, "argv", []), started) as folder:
@@ -160,7 +163,7 @@ class Study(NamedTuple):
         return Path(folder) / "report.html"
 
 
-@_as_before
+@_restoring_process
 def compare(
     algos: Algorithms,
     *,

@@ -615,6 +615,48 @@ RATES = ["lr", "0.0125", "0.025", "0.05", "0.1", "0.2", "0.4", "0.8", "1.6"]
             },
             id="labels and a sweep, of 0.4",
         ),
+        pytest.param(
+            "--algos sync_sgd,bmuf,slowmo,powersgd --tune lr=0.1:0.4:log:3+4 "
+            "--tune 'block_momentum|slow_momentum=0.5,0.9|rank=1,4'",
+            {
+                "entries": [
+                    ["sync_sgd", "sync_sgd", []],
+                    ["bmuf", "bmuf", []],
+                    ["slowmo", "slowmo", []],
+                    ["powersgd", "powersgd", []],
+                ],
+                "task": "digits",
+                "words": [],
+                "sweep": None,
+                "tune": [
+                    ["lr", "0.1", "0.2", "0.4", "+4"],
+                    ["block_momentum|slow_momentum", "0.5", "0.9", "rank", "1", "4"],
+                ],
+                "worker_batch": None,
+                "scale_lr": "none",
+                "tune_seeds": 1,
+                "share": 0.1,
+            },
+            id="values beyond a range, and flags of some algorithms, of 0.4",
+        ),
+        pytest.param(
+            "--preset paper --algos 'bmuf, diloco --period 8' --no-nesterov",
+            {
+                "entries": [
+                    ["bmuf", "bmuf", []],
+                    ["diloco --period 8", "diloco", ["--period", "8"]],
+                ],
+                "task": "digits",
+                "words": [["--no-nesterov"], ["--preset", "paper"]],
+                "sweep": None,
+                "tune": [],
+                "worker_batch": None,
+                "scale_lr": "none",
+                "tune_seeds": None,
+                "share": None,
+            },
+            id="the values of papers, of 0.4",
+        ),
     ],
 )
 def test_studies_of_earlier_releases_go_on(words, stored_settings):
