@@ -1,12 +1,14 @@
 """Chunks of leaves, packed indices, bins, components: what SparseLoCo and DeMo send."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.reducer_cases import CLOSE, assert_close, normal, run
 
-from syncalgos import communication, demo, sparseloco
+from syncalgos import Strategy, communication, demo, sparseloco
 from syncalgos.reducers import _chunks, _dct, _hops, chunked_top_k
 
 encode = jax.jit(_chunks.encode, static_argnums=0)
@@ -39,7 +41,7 @@ def test_bins_are_those_of_the_authors():
 
 
 @pytest.mark.parametrize("bits", [8, 4])
-def test_bins_keep_the_sum_of_what_is_sent(bits):
+def test_bins_keep_the_sum_of_their_values(bits):
     values = np.float64(normal((600,), workers=1)[0, 0] + 3)
     code = encode(bits, jnp.float32(values))
     assert code[0].size == 600 * bits // 8
@@ -62,7 +64,7 @@ def test_no_more_values_than_bins_are_sent_as_they_are():
     assert len(_chunks.encode(2, jnp.ones(5))) == 2
 
 
-def test_what_is_not_finite_shows_behind_bins():
+def test_values_that_are_not_finite_show_behind_bins():
     x = normal((40,), steps=3, workers=2)
     x[:, 1, 7] = np.nan, np.inf, -np.inf
     combined, _, _ = run(chunked_top_k(0.5, bits=2, chunk=16), x)
@@ -72,15 +74,15 @@ def test_what_is_not_finite_shows_behind_bins():
 def test_largest_entries_of_each_chunk_are_sent():
     """20 entries in three parts of 7: the last is not full."""
     x = normal((4, 5), steps=2)
-    combined, sent, _ = run(chunked_top_k(0.4, bits=None, chunk=8), x)
+    combined, sent_updates, _ = run(chunked_top_k(0.4, bits=None, chunk=8), x)
     flat = np.pad(x.reshape(2, 3, 20), [(0, 0), (0, 0), (0, 1)]).reshape(2, 3, 3, 7)
     expected = np.where(np.abs(flat) >= np.sort(np.abs(flat), -1)[..., [-3]], flat, 0)
     expected = expected.reshape(2, 3, 21)[..., :20].reshape(x.shape)
-    np.testing.assert_array_equal(sent, expected)
+    np.testing.assert_array_equal(sent_updates, expected)
     assert_close(combined, np.broadcast_to(expected.mean(1, keepdims=True), x.shape))
 
 
-def sent_by(strategy, *shape):
+def count_bytes(strategy: Strategy, *shape: int) -> float:
     params = jax.ShapeDtypeStruct(shape, jnp.float32)
     return communication(strategy, params, workers=2, steps=1).bytes_per_worker
 
@@ -96,7 +98,7 @@ def sent_by(strategy, *shape):
 )
 def test_sparseloco_sends_so_many_bits_an_entry(size, settings, bits):
     table = 0 if settings else 4 * 4
-    assert sent_by(sparseloco(1, **settings), size) == size / 64 * bits / 8 + table
+    assert count_bytes(sparseloco(1, **settings), size) == size / 64 * bits / 8 + table
 
 
 # The authors' sides for a target of 64; theirs are 13, 1 and 1 for the last three.
@@ -113,20 +115,20 @@ def test_components_are_orthonormal_and_lead_back(shape):
     x = normal(shape, workers=1)[0, 0]
 
     @jax.jit
-    def there_and_back(x):
-        parts, back = _dct.components(x, 64)
-        return parts, back(parts)
+    def transform_and_invert(x: jax.Array) -> tuple[Any, Any]:
+        parts, invert = _dct.components(x, 64)
+        return parts, invert(parts)
 
-    parts, same = there_and_back(x)
-    np.testing.assert_allclose(same, x, atol=1e-5)
+    parts, restored = transform_and_invert(x)
+    np.testing.assert_allclose(restored, x, atol=1e-5)
     assert float(jnp.sum(parts**2)) == pytest.approx(float(jnp.sum(x**2)), rel=1e-4)
 
 
-KEPT = 32 * (4 + 2)  # bytes of a chunk: values and indices of 16 bits
+CHUNK_BYTES = 32 * (4 + 2)  # values and indices of 16 bits
 
 
 @pytest.mark.parametrize(
-    ("shape", "layered", "chunks_sent"),
+    ("shape", "layered", "chunks"),
     [
         ((768, 768), 0, 144),
         ((12, 768, 768), 1, 12 * 144),
@@ -136,10 +138,10 @@ KEPT = 32 * (4 + 2)  # bytes of a chunk: values and indices of 16 bits
     ],
     ids=["matrix", "stack", "kernel", "stack of kernels", "prime"],
 )
-def test_demo_sends_32_components_of_each_64_by_64(shape, layered, chunks_sent):
-    assert sent_by(demo(layered=layered), *shape) == chunks_sent * KEPT
+def test_demo_sends_32_components_of_each_64_by_64(shape, layered, chunks):
+    assert count_bytes(demo(layered=layered), *shape) == chunks * CHUNK_BYTES
 
 
 def test_demo_never_sends_indices_of_all_components():
     for length in (1, 5, 31, 32):
-        assert sent_by(demo(), length) == 4 * length  # by a ring of two
+        assert count_bytes(demo(), length) == 4 * length  # by a ring of two

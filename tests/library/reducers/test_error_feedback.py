@@ -20,7 +20,7 @@ from syncalgos import reducers
 from syncalgos.reducers import error_feedback
 
 
-def fed(*names):
+def feed_back(*names: str) -> reducers.Reducer:
     return side_by_side({name: error_feedback(REDUCERS[name]) for name in names})
 
 
@@ -29,17 +29,17 @@ def test_error_feedback_keeps_what_each_worker_did_not_send():
     x = normal((5, 4), steps=5)
     counts = np.arange(15, dtype=np.int32).reshape(5, 3)
     names = "top_k", "power_sgd", "int4"
-    combined, sent, states = run(fed(*names), {"count": counts, "x": x})
+    combined, sent_updates, states = run(feed_back(*names), {"count": counts, "x": x})
     for name in names:
-        given = combined[name]
-        parts = sent[name]
+        means = combined[name]
+        messages = sent_updates[name]
         owed = np.float64(x).cumsum(0)
-        kept = np.float64(states[name].residual["x"])
+        residual = np.float64(states[name].residual["x"])
         # Float32 residuals that were added up, against their sum.
-        assert_close(np.float64(parts["x"]).cumsum(0) + kept, owed, 1e-5)
+        assert_close(np.float64(messages["x"]).cumsum(0) + residual, owed, 1e-5)
         if name in EXACT:
-            assert_close(given["x"], mean_over_workers(parts["x"]))
-        for tree in (given, parts):
+            assert_close(means["x"], mean_over_workers(messages["x"]))
+        for tree in (means, messages):
             np.testing.assert_array_equal(tree["count"], counts)
             assert tree["count"].dtype == np.int32
 
@@ -52,9 +52,9 @@ def test_error_feedback_decays_its_residual():
     for grads in x.astype(np.float64):
         owed = grads + 0.75 * residual
         third = np.sort(np.abs(owed), axis=1)[:, [-3]]  # 3 of 9 entries are sent
-        sent = np.where(np.abs(owed) >= third, owed, 0)
-        residual = owed - sent
-        expected.append(sent)
+        message = np.where(np.abs(owed) >= third, owed, 0)
+        residual = owed - message
+        expected.append(message)
     assert_close(combined, mean_over_workers(np.array(expected)))
     assert_close(state.residual[-1], residual)
 
@@ -70,8 +70,10 @@ def test_error_feedback_takes_what_any_transformation_returns_for_sent():
 def test_error_feedback_of_bfloat16_adds_up_its_residual_in_float32():
     # In bfloat16 the sum of 2^-9 would stay at 0.5, of which that is half an ulp.
     x = np.full((512, 2, 1), 2.0**-9, jnp.bfloat16)
-    nothing = optax.stateless(lambda grads, params: jax.tree.map(jnp.zeros_like, grads))
-    combined, _, state = run(error_feedback(nothing), x)
+    send_nothing = optax.stateless(
+        lambda grads, params: jax.tree.map(jnp.zeros_like, grads)
+    )
+    combined, _, state = run(error_feedback(send_nothing), x)
     assert combined.dtype == jnp.bfloat16
     assert state.residual.dtype == np.float32
     np.testing.assert_array_equal(state.residual[-1], np.ones((2, 1)))
@@ -79,32 +81,37 @@ def test_error_feedback_of_bfloat16_adds_up_its_residual_in_float32():
 
 def test_steps_that_are_not_finite_leave_no_trace():
     """They show in the result on all workers, and in no later step."""
-    reducer = fed("int4", "power_sgd")
+    reducer = feed_back("int4", "power_sgd")
     updates = normal_tree(8, matrix=(5, 4), vector=(3,))
-    spoiled = {1: np.nan, 4: np.inf, 6: -np.inf}
-    clean = [step for step in range(8) if step not in spoiled]
-    others = [*clean, *clean[:3]]  # as many steps, so that it is the same program
-    expected, _, states = run(
-        reducer, jax.tree.map(lambda x: x[others], updates), others
-    )
-    for step, bad in spoiled.items():
-        updates["matrix"][step, 1, 2, 3] = bad
-    combined, _, found = run(reducer, updates)
+    values_by_step = {1: np.nan, 4: np.inf, 6: -np.inf}
+    clean_steps = [step for step in range(8) if step not in values_by_step]
+    # As many steps, so that it is the same program.
+    repeated_steps = [*clean_steps, *clean_steps[:3]]
+    clean_updates = jax.tree.map(lambda x: x[repeated_steps], updates)
+    expected, _, expected_states = run(reducer, clean_updates, repeated_steps)
+    for step, value in values_by_step.items():
+        updates["matrix"][step, 1, 2, 3] = value
+    combined, _, states = run(reducer, updates)
     for name, tree in combined.items():
-        for step, bad in spoiled.items():
+        for step, value in values_by_step.items():
             assert not np.isfinite(tree["matrix"][step]).all(), name
-            assert (tree["matrix"][step, :, 2, 3] != -bad).all(), name
-    results = (combined, found), (expected, states)
-    for x, y in zip(*map(jax.tree.leaves, results), strict=True):
-        np.testing.assert_array_equal(x[clean], y[: len(clean)])
+            assert (tree["matrix"][step, :, 2, 3] != -value).all(), name
+    for x, y in zip(
+        jax.tree.leaves((combined, states)),
+        jax.tree.leaves((expected, expected_states)),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(x[clean_steps], y[: len(clean_steps)])
 
 
 def test_an_entry_that_is_not_finite_and_not_sent_is_not_kept():
-    few = reducers.random_k(0.05)
-    both = side_by_side({"fed": error_feedback(few), "ef21": reducers.ef21(few)})
+    random_k = reducers.random_k(0.05)
+    reducer_pair = side_by_side(
+        {"fed": error_feedback(random_k), "ef21": reducers.ef21(random_k)}
+    )
     x = normal((64,), steps=4)
     x[1, 1, 0] = np.nan
-    combined, _, states = run(both, x)
+    combined, _, states = run(reducer_pair, x)
     for leaf in jax.tree.leaves((combined, states)):  # at step 1 it was not sent
         assert np.isfinite(leaf).all()
 
@@ -113,12 +120,14 @@ def test_an_entry_that_is_not_finite_and_not_sent_is_not_kept():
 def test_ef21_of_steady_gradients_comes_to_their_mean():
     """Messages shrink, and with them what is lost, but for float32's rounding."""
     x = np.broadcast_to(normal((6, 5)), (60, 3, 6, 5))
-    inner = {n: REDUCERS[n] for n in ("top_k-int4", "power_sgd")}
-    ef21 = {n: reducers.ef21(each, local_momentum=0.0) for n, each in inner.items()}
-    combined, known, _ = run(side_by_side(ef21), x)
+    ef21 = {
+        name: reducers.ef21(REDUCERS[name], local_momentum=0.0)
+        for name in ("top_k-int4", "power_sgd")
+    }
+    combined, estimates, _ = run(side_by_side(ef21), x)
     mean = mean_over_workers(x[-1:])[0]
     for name in ef21:
         assert_close(combined[name][-1], mean, 1e-5)
-        assert_close(known[name][-1], x[-1], 1e-5)
-        apart = np.linalg.norm(combined[name][0] - mean) / np.linalg.norm(mean)
-        assert apart > 0.1, name
+        assert_close(estimates[name][-1], x[-1], 1e-5)
+        first_error = np.linalg.norm(combined[name][0] - mean) / np.linalg.norm(mean)
+        assert first_error > 0.1, name

@@ -1,6 +1,7 @@
 """Reducers that users write with `factory` follow the axis of their strategy."""
 
 import pickle
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,9 +20,9 @@ X = np.float32([[1.4, -2.0, 0.6], [0.4, 3.3, 0.6], [2.2, 1.4, -0.6]])  # (worker
 def rounded(axis: Axis = WORKERS) -> Reducer:
     """The mean of the workers' values, each rounded to a whole number."""
 
-    def combine(updates, state, step):
-        sent = jax.tree.map(jnp.round, updates)
-        return collectives.mean(sent, axis), sent, state
+    def combine(updates: Any, state: Any, step: jax.Array) -> tuple[Any, Any, Any]:
+        sent_updates = jax.tree.map(jnp.round, updates)
+        return collectives.mean(sent_updates, axis), sent_updates, state
 
     return Reducer(combine)
 
@@ -29,7 +30,7 @@ def rounded(axis: Axis = WORKERS) -> Reducer:
 def reduce_twice(strategy: Strategy) -> np.ndarray:
     """The reduced gradients X of two local steps: (steps, workers, 3)."""
 
-    def of_one_worker(grads):
+    def worker(grads: jax.Array) -> jax.Array:
         state = strategy.init(grads)
         reduced_grads = []
         for step in range(2):
@@ -37,39 +38,41 @@ def reduce_twice(strategy: Strategy) -> np.ndarray:
             reduced_grads.append(reduced)
         return jnp.stack(reduced_grads)
 
-    mapped = jax.vmap(of_one_worker, axis_name="batch", out_axes=1)
+    mapped = jax.vmap(worker, axis_name="batch", out_axes=1)
     return np.asarray(mapped(X))
 
 
 def sync_once(strategy: Strategy) -> np.ndarray:
     """The workers' params after a sync of params X, from anchors of 0."""
 
-    def of_one_worker(params):
+    def worker(params: jax.Array) -> jax.Array:
         state = strategy.init(jnp.zeros_like(params))
         replica, _ = strategy.sync(Replica(params), state, 0)
         return replica.params
 
-    return np.asarray(jax.vmap(of_one_worker, axis_name="batch")(X))
+    return np.asarray(jax.vmap(worker, axis_name="batch")(X))
 
 
-FIRST = np.round(X).mean(0)
-SECOND_WITH_FEEDBACK = np.round(2 * X - np.round(X)).mean(0)
+FIRST_MEAN = np.round(X).mean(0)
+SECOND_MEAN_WITH_FEEDBACK = np.round(2 * X - np.round(X)).mean(0)
 
 
 @pytest.mark.parametrize(
-    ("reducer", "first", "second"),
+    ("reducer", "first_mean", "second_mean"),
     [
-        (rounded(), FIRST, FIRST),
-        (error_feedback(rounded()), FIRST, SECOND_WITH_FEEDBACK),
-        (late(error_feedback(rounded())), np.zeros(3), FIRST),
-        (pickle.loads(pickle.dumps(rounded())), FIRST, FIRST),
+        (rounded(), FIRST_MEAN, FIRST_MEAN),
+        (error_feedback(rounded()), FIRST_MEAN, SECOND_MEAN_WITH_FEEDBACK),
+        (late(error_feedback(rounded())), np.zeros(3), FIRST_MEAN),
+        (pickle.loads(pickle.dumps(rounded())), FIRST_MEAN, FIRST_MEAN),
     ],
     ids=["alone", "feedback", "late", "pickled"],
 )
-def test_gradients_are_reduced_over_the_axis_of_the_strategy(reducer, first, second):
+def test_gradients_are_reduced_over_the_axis_of_the_strategy(
+    reducer, first_mean, second_mean
+):
     reduced = reduce_twice(reduce_with(reducer, axis="batch"))
-    np.testing.assert_allclose(reduced[0], [first] * 3, rtol=1e-6)
-    np.testing.assert_allclose(reduced[1], [second] * 3, rtol=1e-6)
+    np.testing.assert_allclose(reduced[0], [first_mean] * 3, rtol=1e-6)
+    np.testing.assert_allclose(reduced[1], [second_mean] * 3, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +84,7 @@ def test_gradients_are_reduced_over_the_axis_of_the_strategy(reducer, first, sec
     ids=["average", "outer_step"],
 )
 def test_params_are_reduced_over_the_axis_of_the_strategy(strategy):
-    np.testing.assert_allclose(sync_once(strategy), [FIRST] * 3, rtol=1e-6)
+    np.testing.assert_allclose(sync_once(strategy), [FIRST_MEAN] * 3, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +92,7 @@ def test_params_are_reduced_over_the_axis_of_the_strategy(strategy):
 )
 def test_an_axis_that_the_reducer_was_made_with_stays(reducer):
     reduced = reduce_twice(reduce_with(reducer, axis="absent"))
-    np.testing.assert_allclose(reduced[0], [FIRST] * 3, rtol=1e-6)
+    np.testing.assert_allclose(reduced[0], [FIRST_MEAN] * 3, rtol=1e-6)
 
 
 def test_a_reducer_shows_its_call():

@@ -8,7 +8,9 @@ import collections
 import functools
 import math
 import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from fractions import Fraction
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,25 +28,27 @@ from syncalgos._engine.program import Inputs
 SHAPES = {"bias": (7,), "embedding": (300, 12), "kernel": (16, 24), "scale": ()}
 SIZES = [7, 3600, 384, 1]
 ROWS = 20  # of the embedding
+# Bytes that a worker sends, by collective.
+Bytes = Mapping[str, Fraction | int]
 
 
-def params(dtype=jnp.float32):
+def make_params(dtype: Any = jnp.float32) -> dict[str, jax.ShapeDtypeStruct]:
     return {k: jax.ShapeDtypeStruct(shape, dtype) for k, shape in SHAPES.items()}
 
 
-def all_reduce(n, size):
+def count_all_reduce(n: int, size: int) -> Bytes:
     return {"all_reduce": Fraction(2 * (n - 1), n) * size}
 
 
-def all_gather(n, part):
+def count_all_gather(n: int, part: int) -> Bytes:
     return {"all_gather": Fraction(n - 1) * part}
 
 
-def all_to_all(n, array):
+def count_all_to_all(n: int, array: int) -> Bytes:
     return {"all_to_all": Fraction(n - 1, n) * array}
 
 
-def total(parts):
+def add_up(parts: Iterable[Bytes]) -> Bytes:
     """Adds up bytes by collective, without collectives of no bytes."""
     sums = collections.Counter()
     for part in parts:
@@ -52,169 +56,189 @@ def total(parts):
     return {kind: size for kind, size in sums.items() if size}
 
 
-def in_parts(n, code):
+def count_in_parts(n: int, code: Callable[[int], int]) -> Iterator[Bytes]:
     """Each worker averages a part of each leaf, coded in so many bytes, for all."""
     for size in SIZES:
         part = math.ceil(size / n)
-        yield all_to_all(n, n * code(part))
-        yield all_gather(n, code(part))
+        yield count_all_to_all(n, n * code(part))
+        yield count_all_gather(n, code(part))
 
 
-def plainly(n):
+def count_plain_parts(n: int) -> Iterator[Bytes]:
     """Each worker combines a part of each leaf, and sends the result to all."""
-    return in_parts(n, lambda entries: 4 * entries)
+    return count_in_parts(n, lambda entries: 4 * entries)
 
 
-def clipped_bytes(n):
-    yield from plainly(n)
-    yield all_reduce(n, 4 * n)  # each worker's distance, squared
+def count_clipped(n: int) -> Iterator[Bytes]:
+    yield from count_plain_parts(n)
+    yield count_all_reduce(n, 4 * n)  # each worker's distance, squared
 
 
-def tally_bytes(n):
+def count_tally(n: int) -> Iterator[Bytes]:
     for part in (math.ceil(size / n) for size in SIZES):
-        yield all_to_all(n, n * math.ceil(part / 8))
-        yield all_gather(n, part)  # a count of votes is a byte
+        yield count_all_to_all(n, n * math.ceil(part / 8))
+        yield count_all_gather(n, part)  # a count of votes is a byte
 
 
-def levels(bits, entries):
+def count_block_bytes(bits: int, entries: int) -> int:
     """Blocks of at most 512 entries with one float32 scale, in whole bytes."""
     blocks = math.ceil(entries / 512)
     return blocks * (math.ceil(math.ceil(entries / blocks) * bits / 8) + 4)
 
 
-def chosen(density):
+def count_chosen(density: float) -> list[int]:
     return [math.ceil(density * size) for size in SIZES]
 
 
-def row_sparse_bytes(n):
-    yield all_gather(n, ROWS * 4)  # their numbers
-    yield all_gather(n, ROWS * 12 * 4)
-    yield all_reduce(n, (7 + 384 + 1) * 4)
+def count_row_sparse(n: int) -> Iterator[Bytes]:
+    yield count_all_gather(n, ROWS * 4)  # their numbers
+    yield count_all_gather(n, ROWS * 12 * 4)
+    yield count_all_reduce(n, (7 + 384 + 1) * 4)
 
 
-def power_sgd_bytes(n):
-    yield all_reduce(n, 4 * 3 * (300 + 12))  # rank 3, float32
-    yield all_reduce(n, 4 * 3 * (16 + 24))
-    yield all_reduce(n, 4 * (7 + 1))
+def count_power_sgd(n: int) -> Iterator[Bytes]:
+    yield count_all_reduce(n, 4 * 3 * (300 + 12))  # rank 3, float32
+    yield count_all_reduce(n, 4 * 3 * (16 + 24))
+    yield count_all_reduce(n, 4 * (7 + 1))
 
 
-def table(tree):
+def name_tables(tree: Any) -> dict[str, str | bool]:
     return {name: name == "embedding" and "table" for name in tree}
 
 
 # The reducer for an axis, and the bytes that each of n workers sends at a step.
 CASES = {
-    "mean": (reducers.mean, lambda n: [all_reduce(n, 4 * s) for s in SIZES]),
+    "mean": (reducers.mean, lambda n: [count_all_reduce(n, 4 * s) for s in SIZES]),
     "mean-bfloat16": (
         functools.partial(reducers.mean, jnp.bfloat16),
-        lambda n: [all_reduce(n, 2 * s) for s in SIZES],
+        lambda n: [count_all_reduce(n, 2 * s) for s in SIZES],
     ),
-    "bf16": (reducers.bf16, lambda n: in_parts(n, lambda entries: 2 * entries)),
+    "bf16": (reducers.bf16, lambda n: count_in_parts(n, lambda entries: 2 * entries)),
     "int4": (
         functools.partial(reducers.quantized, 4),
-        lambda n: in_parts(n, functools.partial(levels, 4)),
+        lambda n: count_in_parts(n, functools.partial(count_block_bytes, 4)),
     ),
     "sign": (  # and a float32 scale
         reducers.sign,
-        lambda n: [all_gather(n, math.ceil(s / 8) + 4) for s in SIZES],
+        lambda n: [count_all_gather(n, math.ceil(s / 8) + 4) for s in SIZES],
     ),
     "majority": (
         functools.partial(reducers.sign, True),
-        lambda n: in_parts(n, lambda entries: math.ceil(entries / 8)),
+        lambda n: count_in_parts(n, lambda entries: math.ceil(entries / 8)),
     ),
-    "tally": (reducers.tally, tally_bytes),
+    "tally": (reducers.tally, count_tally),
     "top_k": (  # float32 values and indices of 16 bits
         functools.partial(reducers.top_k, 0.3),
-        lambda n: [all_gather(n, (4 + 2) * k) for k in chosen(0.3)],
+        lambda n: [count_all_gather(n, (4 + 2) * k) for k in count_chosen(0.3)],
     ),
     "top_k-int2": (
         functools.partial(reducers.top_k, 0.3, bits=2),
-        lambda n: [all_gather(n, levels(2, k) + 2 * k) for k in chosen(0.3)],
+        lambda n: [
+            count_all_gather(n, count_block_bytes(2, k) + 2 * k)
+            for k in count_chosen(0.3)
+        ],
     ),
     "random_k": (
         functools.partial(reducers.random_k, 0.3),
-        lambda n: [all_reduce(n, 4 * k) for k in chosen(0.3)],
+        lambda n: [count_all_reduce(n, 4 * k) for k in count_chosen(0.3)],
     ),
     "row_sparse": (
-        functools.partial(reducers.row_sparse, ROWS, tables=table),
-        row_sparse_bytes,
+        functools.partial(reducers.row_sparse, ROWS, tables=name_tables),
+        count_row_sparse,
     ),
-    "power_sgd": (functools.partial(reducers.power_sgd, 3), power_sgd_bytes),
-    "median": (reducers.median, plainly),
-    "clipped": (reducers.clipped, clipped_bytes),
-    "low_bit": (reducers.low_bit, lambda n: in_parts(n, functools.partial(levels, 4))),
+    "power_sgd": (functools.partial(reducers.power_sgd, 3), count_power_sgd),
+    "median": (reducers.median, count_plain_parts),
+    "clipped": (reducers.clipped, count_clipped),
+    "low_bit": (
+        reducers.low_bit,
+        lambda n: count_in_parts(n, functools.partial(count_block_bytes, 4)),
+    ),
     "ef21": (
         lambda **axis: reducers.ef21(functools.partial(reducers.random_k, 0.3), **axis),
-        lambda n: [all_reduce(n, 4 * k) for k in chosen(0.3)],
+        lambda n: [count_all_reduce(n, 4 * k) for k in count_chosen(0.3)],
     ),
 }
-UNFED = ("median", "clipped", "low_bit", "ef21")
+WITHOUT_FEEDBACK = ("median", "clipped", "low_bit", "ef21")
 
 
-def count(strategy, workers, steps=1, dtype=jnp.float32, **rest):
+def count_bytes(
+    strategy: syncalgos.Strategy,
+    workers: int,
+    steps: int = 1,
+    dtype: Any = jnp.float32,
+    **settings: Any,
+) -> syncalgos.Communication:
     return syncalgos.communication(
-        strategy, params(dtype), workers=workers, steps=steps, **rest
+        strategy, make_params(dtype), workers=workers, steps=steps, **settings
     )
 
 
-def by_kind(sent):
-    return {kind: part.bytes_per_worker for kind, part in sent.by_collective.items()}
+def list_bytes_by_kind(counts: syncalgos.Communication) -> dict[str, float]:
+    return {kind: part.bytes_per_worker for kind, part in counts.by_collective.items()}
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_bytes_match_a_hand_count_along_an_axis_of_ones_own(name):
     make, expected = CASES[name]
-    reducer = make() if name in UNFED else reducers.error_feedback(make())
-    a_step = total(expected(3))
-    sent = count(syncalgos.reduce_with(reducer, axis="batch"), 3, steps=3)
-    assert by_kind(sent) == {kind: float(3 * size) for kind, size in a_step.items()}
-    assert sent.bytes_per_worker == float(3 * sum(a_step.values()))
-    assert sent.syncs == 3
+    reducer = make() if name in WITHOUT_FEEDBACK else reducers.error_feedback(make())
+    step_bytes = add_up(expected(3))
+    counts = count_bytes(syncalgos.reduce_with(reducer, axis="batch"), 3, steps=3)
+    assert list_bytes_by_kind(counts) == {
+        kind: float(3 * size) for kind, size in step_bytes.items()
+    }
+    assert counts.bytes_per_worker == float(3 * sum(step_bytes.values()))
+    assert counts.syncs == 3
 
 
 # Values in their own dtype, but for those that send float32, or levels and scales.
 @pytest.mark.parametrize(
     ("reducer", "bytes_sent"),
     [
-        (reducers.mean(), all_reduce(2, 2 * sum(SIZES))),
-        (reducers.mean(jnp.float32), all_reduce(2, 4 * sum(SIZES))),
-        (reducers.bf16(), total(CASES["bf16"][1](2))),
-        (reducers.quantized(4), total(CASES["int4"][1](2))),
-        (reducers.top_k(0.3), all_gather(2, (2 + 2) * sum(chosen(0.3)))),
-        (reducers.random_k(0.3), all_reduce(2, 2 * sum(chosen(0.3)))),
-        (reducers.power_sgd(3), all_reduce(2, 4 * 3 * (312 + 40) + 2 * 8)),
-        (reducers.error_feedback("mean"), all_reduce(2, 4 * sum(SIZES))),
+        (reducers.mean(), count_all_reduce(2, 2 * sum(SIZES))),
+        (reducers.mean(jnp.float32), count_all_reduce(2, 4 * sum(SIZES))),
+        (reducers.bf16(), add_up(CASES["bf16"][1](2))),
+        (reducers.quantized(4), add_up(CASES["int4"][1](2))),
+        (reducers.top_k(0.3), count_all_gather(2, (2 + 2) * sum(count_chosen(0.3)))),
+        (reducers.random_k(0.3), count_all_reduce(2, 2 * sum(count_chosen(0.3)))),
+        (reducers.power_sgd(3), count_all_reduce(2, 4 * 3 * (312 + 40) + 2 * 8)),
+        (reducers.error_feedback("mean"), count_all_reduce(2, 4 * sum(SIZES))),
     ],
     ids=["mean", "wide", "bf16", "int4", "top_k", "random_k", "power_sgd", "feedback"],
 )
-def test_bfloat16_gradients_are_sent_as(reducer, bytes_sent):
-    sent = count(syncalgos.reduce_with(reducer), 2, dtype=jnp.bfloat16)
-    assert by_kind(sent) == {kind: float(x) for kind, x in bytes_sent.items()}
+def test_bfloat16_gradients_have_these_bytes(reducer, bytes_sent):
+    counts = count_bytes(syncalgos.reduce_with(reducer), 2, dtype=jnp.bfloat16)
+    assert list_bytes_by_kind(counts) == {
+        kind: float(x) for kind, x in bytes_sent.items()
+    }
 
 
 def test_outer_step_sends_float32_at_syncs_alone():
-    outer = syncalgos.outer_step(optax.sgd(0.7), "mean")
-    sent = count(syncalgos.every(outer, 4), 3, steps=9, dtype=jnp.bfloat16)
-    at_a_sync = float(2 * sum(SIZES) * Fraction(4, 3) * 2)
-    moved = np.diff(sent.per_step, prepend=0)
-    np.testing.assert_allclose(moved, at_a_sync * np.isin(np.arange(9), [3, 7]), 1e-12)
+    outer_step = syncalgos.outer_step(optax.sgd(0.7), "mean")
+    counts = count_bytes(syncalgos.every(outer_step, 4), 3, steps=9, dtype=jnp.bfloat16)
+    sync_bytes = float(2 * sum(SIZES) * Fraction(4, 3) * 2)
+    step_bytes = np.diff(counts.per_step, prepend=0)
+    np.testing.assert_allclose(
+        step_bytes, sync_bytes * np.isin(np.arange(9), [3, 7]), 1e-12
+    )
 
 
-def compiled_bytes(reducer):
+def read_compiled_bytes(reducer: Any) -> dict[str, int]:
     """Operand bytes by collective of a step, as XLA compiles it for two CPU devices."""
     layout = make_layout(2, "shard_map", Placement(range(2)))  # a lane on each
 
-    def program(own, shared):
-        return reducer.update(own, reducer.init(own), step=3)[0]
+    def program(worker_values: Any, shared: Any) -> Any:
+        return reducer.update(worker_values, reducer.init(worker_values), step=3)[0]
 
-    own = {k: np.zeros((2, 1, *shape), np.float32) for k, shape in SHAPES.items()}
-    text = spread(layout, program).lower(own, Inputs(())).compile().as_text()
+    worker_values = {
+        k: np.zeros((2, 1, *shape), np.float32) for k, shape in SHAPES.items()
+    }
+    text = spread(layout, program).lower(worker_values, Inputs(())).compile().as_text()
     sums = collections.Counter()
     for line in text.splitlines():
         kinds = "all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter"
-        found = re.search(rf" = (.*?) ({kinds})[a-z-]*\(", line)
-        if found:
-            result, kind = found.groups()
+        match = re.search(rf" = (.*?) ({kinds})[a-z-]*\(", line)
+        if match:
+            result, kind = match.groups()
             for bits, shape in re.findall(r"[a-z]+(\d+)\[([\d,]*)\]", result):
                 entries = math.prod(int(x) for x in shape.split(",") if x)
                 sums[kind.replace("-", "_")] += entries * int(bits) // 8
@@ -229,8 +253,10 @@ def compiled_bytes(reducer):
 )
 def test_compiled_collectives_have_the_operands_that_are_counted(name):
     reducer = CASES[name][0]()
-    counted = by_kind(count(syncalgos.reduce_with(reducer), 2))
+    counted = list_bytes_by_kind(count_bytes(syncalgos.reduce_with(reducer), 2))
     # Of its operand a worker of two sends all, but in an all-to-all half.
-    share = {"all_to_all": 2}
-    operands = {kind: size * share.get(kind, 1) for kind, size in counted.items()}
-    assert compiled_bytes(reducer) == operands
+    operand_ratio = {"all_to_all": 2}
+    operands = {
+        kind: size * operand_ratio.get(kind, 1) for kind, size in counted.items()
+    }
+    assert read_compiled_bytes(reducer) == operands

@@ -48,18 +48,18 @@ def test_bfloat16_is_summed_in_float32():
     # Added up in bfloat16 they are 256, not 260: else this test could not fail.
     assert functools.reduce(lambda x, y: x + y, values) == 256
     x = np.broadcast_to(values[:, None, None], (1, 5, 3, 2))
-    combined, sent, _ = run(side_by_side(SUMMED), x)
-    for name, found in combined.items():
-        assert found.dtype == sent[name].dtype == jnp.bfloat16, name
+    combined, sent_updates, _ = run(side_by_side(SUMMED), x)
+    for name, mean in combined.items():
+        assert mean.dtype == sent_updates[name].dtype == jnp.bfloat16, name
         exact = np.full(x.shape, 52, jnp.bfloat16)
-        np.testing.assert_array_equal(found, exact, err_msg=name)
+        np.testing.assert_array_equal(mean, exact, err_msg=name)
 
 
 def test_float64_is_rounded_to_levels_in_float64():
     with jax.enable_x64(True):
         x = np.float64(normal((12,)))
-        combined, sent, _ = run(reducers.quantized(8), x)
-    assert combined.dtype == sent.dtype == np.float64
-    level = sent.reshape(1, 3, 3, 4) * 127  # in parts of 4
+        combined, sent_updates, _ = run(reducers.quantized(8), x)
+    assert combined.dtype == sent_updates.dtype == np.float64
+    level = sent_updates.reshape(1, 3, 3, 4) * 127  # in parts of 4
     level /= np.max(np.abs(x.reshape(1, 3, 3, 4)), axis=-1, keepdims=True)
     np.testing.assert_allclose(level, np.round(level), rtol=0, atol=1e-13)

@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -36,13 +38,13 @@ from syncalgos.reducers import (
 )
 
 
-def of_outer_deltas(strategy):
+def make_move_reducer(strategy: syncalgos.Strategy) -> Reducer:
     """The reducer that `outer_step(optax.sgd(1.0), …)` applies, seen at one sync.
 
     Params go from 0 to -x, so that x is the pseudo-gradient, and to minus its mean.
     """
 
-    def combine(updates, state, step):
+    def combine(updates: Any, state: Any, step: jax.Array) -> tuple[Any, Any, Any]:
         params = jax.tree.map(jnp.negative, updates)
         replica, state = strategy.sync(syncalgos.Replica(params), state, step)
         return jax.tree.map(jnp.negative, replica.params), updates, state
@@ -50,7 +52,7 @@ def of_outer_deltas(strategy):
     return Reducer(combine, lambda x: strategy.init(jax.tree.map(jnp.zeros_like, x)))
 
 
-STANDS_FOR = [
+NAMES_AND_FACTORIES = [
     ("mean", reducers.mean()),
     ("bf16", reducers.bf16()),
     ("fp16", reducers.fp16()),
@@ -66,41 +68,46 @@ STANDS_FOR = [
 ]
 
 
-@pytest.mark.parametrize(("given", "reducer"), STANDS_FOR)
-def test_name_or_factory_is_the_same_program_as_its_reducer(given, reducer):
-    def traced(reducer):
-        def program(x, step):
+@pytest.mark.parametrize(("name_or_factory", "reducer"), NAMES_AND_FACTORIES)
+def test_name_or_factory_is_the_same_program_as_its_reducer(name_or_factory, reducer):
+    def trace(reducer: Any) -> str:
+        def program(x: jax.Array, step: jax.Array) -> Any:
             return reducer.update(x, reducer.init(x), step=step)[0]
 
         axes = [("devices", 3), ("lanes", 1)]
         return str(jax.make_jaxpr(program, axis_env=axes)(np.ones(12, np.float32), 0))
 
-    assert traced(of_gradients(sync_sgd(reduce=given))) == traced(reducer)
+    assert trace(of_gradients(sync_sgd(reduce=name_or_factory))) == trace(reducer)
 
 
-PLAIN = {"period": 1, "outer_lr": 1.0, "outer_momentum": 0.0}  # θ ← anchor - reduce(…)
-OUTER = {
+# θ ← anchor - reduce(…)
+PLAIN_OUTER_STEP = {"period": 1, "outer_lr": 1.0, "outer_momentum": 0.0}
+OUTER_STRATEGIES = {
     "outer_step": outer_step(optax.sgd(1.0), top_k(0.3)),
-    "diloco": syncalgos.diloco(**PLAIN, reduce=top_k(0.3)),
-    "muloco": syncalgos.muloco(**PLAIN, reduce=top_k(0.3), decay=None),
+    "diloco": syncalgos.diloco(**PLAIN_OUTER_STEP, reduce=top_k(0.3)),
+    "muloco": syncalgos.muloco(**PLAIN_OUTER_STEP, reduce=top_k(0.3), decay=None),
     "streaming_diloco": syncalgos.streaming_diloco(
-        **PLAIN, reduce=top_k(0.3), fragments=1, delay=0, alpha=0.0
+        **PLAIN_OUTER_STEP, reduce=top_k(0.3), fragments=1, delay=0, alpha=0.0
     ),
 }
 
 
 def test_outer_steps_reduce_what_params_moved():
-    several = {name: of_outer_deltas(strategy) for name, strategy in OUTER.items()}
-    combined, _, _ = run(side_by_side(several | {"alone": top_k(0.3)}), normal((12,)))
-    for name in OUTER:
+    named_reducers = {
+        name: make_move_reducer(strategy) for name, strategy in OUTER_STRATEGIES.items()
+    }
+    combined, _, _ = run(
+        side_by_side(named_reducers | {"alone": top_k(0.3)}), normal((12,))
+    )
+    for name in OUTER_STRATEGIES:
         assert_close(combined[name], combined["alone"])
 
 
 def test_reducer_in_an_optax_chain_is_told_the_step():
     chained = reduce_with(optax.chain(optax.scale(2.0), quantized(4)))
     x = normal((12,))
-    several = {"chained": of_gradients(chained), "reducer": quantized(4)}
-    combined, _, _ = run(side_by_side(several), x)
+    named_reducers = {"chained": of_gradients(chained), "reducer": quantized(4)}
+    combined, _, _ = run(side_by_side(named_reducers), x)
     assert_close(combined["chained"], 2 * combined["reducer"])
 
 
@@ -108,10 +115,10 @@ def test_reducer_in_an_optax_chain_is_told_the_step():
 def test_a_strategy_binds_a_reducer_to_its_axis(name):
     x = np.random.default_rng(0).normal(size=(3, 27, 19)).astype(np.float32)
 
-    def of_axis(axis):
+    def make_worker(axis: str | tuple[str, ...]) -> Callable:
         strategy = outer_step(optax.sgd(1.0), reducers.late(REDUCERS[name]), axis=axis)
 
-        def worker(x):
+        def worker(x: jax.Array) -> Any:
             replica = syncalgos.Replica({"matrix": x})
             state = strategy.init(jax.tree.map(jnp.zeros_like, replica.params))
             _, state = strategy.sync(replica, state, 0)  # `late` delays its result
@@ -119,59 +126,63 @@ def test_a_strategy_binds_a_reducer_to_its_axis(name):
 
         return worker
 
-    lanes = jax.vmap(of_axis(syncalgos.WORKERS), axis_name="lanes")
+    lanes = jax.vmap(make_worker(syncalgos.WORKERS), axis_name="lanes")
     devices = jax.jit(jax.vmap(lanes, axis_name="devices"))
-    own_axis = jax.jit(jax.vmap(of_axis("own"), axis_name="own"))
+    own_axis = jax.jit(jax.vmap(make_worker("own"), axis_name="own"))
     assert_close(own_axis(x), devices(x[None])[0])
 
 
 def test_an_axis_is_given_once_to_the_algorithm():
     strategy = syncalgos.diloco(2, reduce=top_k(0.5), axis="w")
 
-    def sync(x):
+    def sync(x: jax.Array) -> Any:
         return strategy.sync(syncalgos.Replica(x), strategy.init(x), 0)[0].params
 
     x = np.ones((2, 4), np.float32)
     np.testing.assert_array_equal(jax.vmap(sync, axis_name="w")(x), x)
 
 
-def test_a_reducer_keeps_the_axis_that_it_was_made_with():
+def test_a_reducer_keeps_an_axis_of_its_own():
     strategy = reduce_with(reducers.mean(axis="inner"), axis=("outer", "inner"))
 
-    def reduce(x):
+    def reduce(x: jax.Array) -> Any:
         return strategy.reduce(x, syncalgos.Replica(x), strategy.init(x), 0)[0]
 
     x = np.arange(6.0).reshape(2, 3)
-    found = jax.vmap(jax.vmap(reduce, axis_name="inner"), axis_name="outer")(x)
-    np.testing.assert_array_equal(found, [[1.0] * 3, [4.0] * 3])
+    means = jax.vmap(jax.vmap(reduce, axis_name="inner"), axis_name="outer")(x)
+    np.testing.assert_array_equal(means, [[1.0] * 3, [4.0] * 3])
 
 
 def test_a_reducer_in_an_optax_chain_needs_an_axis_of_its_own():
-    def first(reducer):
+    def reduce_in_chain(reducer: Any) -> Any:
         strategy = reduce_with(optax.chain(optax.scale(2.0), reducer), axis="w")
 
-        def reduce(x):
+        def reduce(x: jax.Array) -> Any:
             return strategy.reduce(x, syncalgos.Replica(x), strategy.init(x), 0)
 
         return jax.vmap(reduce, axis_name="w")(np.ones((2, 3), np.float32))[0]
 
     with pytest.raises(NameError, match="and a reducer inside an optax transformation"):
-        first(top_k(1.0))
-    np.testing.assert_array_equal(first(top_k(1.0, axis="w")), np.full((2, 3), 2.0))
+        reduce_in_chain(top_k(1.0))
+    np.testing.assert_array_equal(
+        reduce_in_chain(top_k(1.0, axis="w")), np.full((2, 3), 2.0)
+    )
 
 
 def test_a_changed_reducer_keeps_the_rest_and_is_still_bound():
-    made = clipped(2.0)
-    changed = dataclasses.replace(made, takes_feedback=True)
-    assert changed == made._replace(takes_feedback=True) != made
-    assert (changed.combine, changed.init) == (made.combine, made.init)
-    own = dataclasses.replace(top_k(0.5), init=lambda params: "own").over("w")
-    assert own.init(0) == "own"
-    out, _, _ = jax.vmap(lambda x: own.combine(x, (), 0), axis_name="w")(np.eye(2))
-    np.testing.assert_array_equal(out, np.full((2, 2), 0.5))
-    assert own.over("other") is own
+    reducer = clipped(2.0)
+    changed = dataclasses.replace(reducer, takes_feedback=True)
+    assert changed == reducer._replace(takes_feedback=True) != reducer
+    assert (changed.combine, changed.init) == (reducer.combine, reducer.init)
+    bound_reducer = dataclasses.replace(top_k(0.5), init=lambda params: "own").over("w")
+    assert bound_reducer.init(0) == "own"
+    mean, _, _ = jax.vmap(lambda x: bound_reducer.combine(x, (), 0), axis_name="w")(
+        np.eye(2)
+    )
+    np.testing.assert_array_equal(mean, np.full((2, 2), 0.5))
+    assert bound_reducer.over("other") is bound_reducer
     with pytest.raises(dataclasses.FrozenInstanceError):
-        setattr(made, "takes_feedback", True)  # noqa: B010
+        setattr(reducer, "takes_feedback", True)  # noqa: B010
 
 
 @pytest.mark.parametrize(
@@ -219,6 +230,6 @@ def test_a_changed_reducer_keeps_the_rest_and_is_still_bound():
         (lambda: quantized(seed=-1), "seed must be a whole number of at least 0"),
     ],
 )
-def test_mistake_is_named(make, message):
+def test_a_mistake_is_named(make, message):
     with pytest.raises(ValueError, match=message):
         make()

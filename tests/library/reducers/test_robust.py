@@ -1,70 +1,87 @@
 """Robust reducers against their authors' figures, and against wrong workers."""
 
+from typing import NamedTuple
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.reducer_cases import CLOSE, assert_close, normal, run, side_by_side
 
-from syncalgos.reducers import clipped, median, trimmed
+from syncalgos.reducers import Reducer, clipped, median, trimmed
 
-# What the code of Karimireddy et al. (byzantine-robust-optimizer) makes of these.
 INPUTS = np.float32([[1, 2], [2, 1], [3, 0], [100, -50]])
+
+
+class AuthorsMeans(NamedTuple):
+    """A reducer, and its means of INPUTS at the first steps, by the authors' code."""
+
+    reducer: Reducer
+    means: list[list[float]]
+
+
+# Of Karimireddy et al. (byzantine-robust-optimizer).
 AUTHORS = {
-    "median": (median(), [[2.5, 0.5]]),
-    "trimmed, 1 of 4": (trimmed(0.2), [[2.5, 0.5]]),
-    "clipped": (
+    "median": AuthorsMeans(median(), [[2.5, 0.5]]),
+    "trimmed, 1 of 4": AuthorsMeans(trimmed(0.2), [[2.5, 0.5]]),
+    "clipped": AuthorsMeans(
         clipped(1.0),
         [[0.80901699, 0.2236068], [1.5169176, 0.47038553], [2.01843654, 0.65003048]],
     ),
-    "clipped thrice": (clipped(1.0, iterations=3), [[2.01843654, 0.65003048]]),
-    "clipped wide": (clipped(10.0), [[3.73606798, -0.36803399]]),
+    "clipped thrice": AuthorsMeans(
+        clipped(1.0, iterations=3), [[2.01843654, 0.65003048]]
+    ),
+    "clipped wide": AuthorsMeans(clipped(10.0), [[3.73606798, -0.36803399]]),
 }
 
 
-def test_authors_figures():
+def test_robust_means_are_the_authors_figures():
     """Two leaves, so that a norm over one leaf would show."""
     x = np.broadcast_to(INPUTS, (3, *INPUTS.shape))
-    several = side_by_side({name: reducer for name, (reducer, _) in AUTHORS.items()})
-    combined, _, _ = run(several, {"a": x[..., :1], "b": x[..., 1]})
-    for name, (_, expected) in AUTHORS.items():
-        found = np.stack([combined[name]["a"][:, 0, 0], combined[name]["b"][:, 0]], 1)
-        found = found[: len(expected)]
-        np.testing.assert_allclose(found, expected, rtol=CLOSE, err_msg=name)
+    reducer = side_by_side({name: case.reducer for name, case in AUTHORS.items()})
+    combined, _, _ = run(reducer, {"a": x[..., :1], "b": x[..., 1]})
+    for name, case in AUTHORS.items():
+        means = np.stack([combined[name]["a"][:, 0, 0], combined[name]["b"][:, 0]], 1)
+        means = means[: len(case.means)]
+        np.testing.assert_allclose(means, case.means, rtol=CLOSE, err_msg=name)
 
 
 @pytest.mark.parametrize("workers", [4, 5])
 def test_median_and_trimmed_mean_match_numpy(workers):
     """A third at each end of four workers would leave none: it is rounded down."""
     x = normal((5, 3), workers=workers)
-    several = side_by_side({"median": median(), "trimmed": trimmed(0.3)})
-    combined, sent, _ = run(several, x)
-    cut = min(int(np.ceil(0.3 * workers)), (workers - 1) // 2)
-    middle = np.sort(x[0].astype(np.float64), axis=0)[cut : workers - cut]
+    reducer = side_by_side({"median": median(), "trimmed": trimmed(0.3)})
+    combined, sent_updates, _ = run(reducer, x)
+    num_left_out = min(int(np.ceil(0.3 * workers)), (workers - 1) // 2)
+    middle = np.sort(x[0].astype(np.float64), axis=0)[
+        num_left_out : workers - num_left_out
+    ]
     assert_close(combined["median"][0, 0], np.median(x[0], axis=0))
     assert_close(combined["trimmed"][0, 0], middle.mean(0))
-    np.testing.assert_array_equal(sent["median"], x)
+    np.testing.assert_array_equal(sent_updates["median"], x)
 
 
-WRONG = np.float32([np.nan, np.inf, -np.inf, 1e30, -3e38])  # one at each step
+WRONG_VALUES = np.float32([np.nan, np.inf, -np.inf, 1e30, -3e38])  # one at each step
 
 
 def test_two_of_five_workers_may_send_anything():
     """A sum less its extremes would lose all digits of the others at 1e30."""
-    honest = normal((64,), len(WRONG), workers=3)
-    wrong = np.broadcast_to(WRONG[:, None, None], (len(WRONG), 2, 64))
-    robust = {"median": median(), "trimmed": trimmed(0.4), "clipped": clipped(4.0)}
-    combined, _, _ = run(side_by_side(robust), np.concatenate([honest, wrong], axis=1))
+    honest = normal((64,), len(WRONG_VALUES), workers=3)
+    wrong = np.broadcast_to(WRONG_VALUES[:, None, None], (len(WRONG_VALUES), 2, 64))
+    reducers = {"median": median(), "trimmed": trimmed(0.4), "clipped": clipped(4.0)}
+    combined, _, _ = run(
+        side_by_side(reducers), np.concatenate([honest, wrong], axis=1)
+    )
     center = np.zeros(64)
-    for step, own in enumerate(np.float64(honest)):
+    for step, honest_values in enumerate(np.float64(honest)):
         for name in ("median", "trimmed"):
-            assert (own.min(0) <= combined[name][step, 0]).all()
-            assert (combined[name][step, 0] <= own.max(0)).all()
-        apart = own - center
-        norms = np.linalg.norm(apart, axis=1, keepdims=True)
-        expected = center + (apart * np.minimum(1, 4 / norms)).sum(0) / 5
+            assert (honest_values.min(0) <= combined[name][step, 0]).all()
+            assert (combined[name][step, 0] <= honest_values.max(0)).all()
+        distances = honest_values - center
+        norms = np.linalg.norm(distances, axis=1, keepdims=True)
+        expected = center + (distances * np.minimum(1, 4 / norms)).sum(0) / 5
         center = combined["clipped"][step, 0].astype(np.float64)
-        pushed = np.linalg.norm(center - expected)
-        assert pushed <= 2 / 5 * 4 * (1 + CLOSE)
+        deviation = np.linalg.norm(center - expected)
+        assert deviation <= 2 / 5 * 4 * (1 + CLOSE)
 
 
 def test_nan_of_too_many_workers_shows():

@@ -21,11 +21,11 @@ def test_row_sparse_is_the_mean_of_few_rows():
         for worker, rows in enumerate([(0, 5, 99), (5, 6), ()]):
             table[step, worker, list(rows)] = normal((4,), len(rows), 1)[:, 0]
     updates = {"bias": normal((5,), steps=2), "table": table}
-    combined, sent, _ = run(
+    combined, sent_updates, _ = run(
         row_sparse(3, tables={"bias": False, "table": True}), updates
     )
     assert_close(combined, means(updates))
-    assert_close(sent, updates)
+    assert_close(sent_updates, updates)
 
 
 def test_tables_of_one_name_are_read_at_the_rows_that_either_touches():
@@ -46,8 +46,10 @@ def test_tables_of_one_name_are_read_at_the_rows_that_either_touches():
 def test_row_sparse_shows_rows_that_it_has_no_room_for():
     x = np.zeros((1, 2, 10, 2), np.float32)
     x[0, 1, :4] = 1
-    both = side_by_side({rows: row_sparse(rows, tables=True) for rows in (3, 4)})
-    combined, _, _ = run(both, x)
+    reducer_pair = side_by_side(
+        {rows: row_sparse(rows, tables=True) for rows in (3, 4)}
+    )
+    combined, _, _ = run(reducer_pair, x)
     assert np.isnan(combined[3][0, :, :3]).all()
     assert_close(combined[4], mean_over_workers(x))
 
@@ -68,9 +70,11 @@ def test_each_name_has_rows_of_its_own():
     updates["words"][0, :, 2:5] = normal((3, 3), workers=2)
     updates["word_scale"][0, 1, 5] = 4
     names = {"users": "users", "words": "words", "word_scale": "words"}
-    enough = row_sparse({"words": 4, "users": 1}, tables=names)
-    short = row_sparse({"words": 3, "users": 1}, tables=names)
-    combined, _, _ = run(side_by_side({"enough": enough, "short": short}), updates)
+    roomy_reducer = row_sparse({"words": 4, "users": 1}, tables=names)
+    tight_reducer = row_sparse({"words": 3, "users": 1}, tables=names)
+    combined, _, _ = run(
+        side_by_side({"enough": roomy_reducer, "short": tight_reducer}), updates
+    )
     assert_close(combined["enough"], means(updates))
     assert_close(combined["short"]["users"], means(updates)["users"])
     assert np.isnan(combined["short"]["words"]).any()
@@ -90,7 +94,10 @@ def test_each_name_has_rows_of_its_own():
     ],
 )
 def test_tables_that_rows_do_not_fit_are_refused(rows, tables, message):
-    one, other = tables
+    first_table, second_table = tables
     with pytest.raises(ValueError, match=message):
         updates = normal_tree(one=(5, 2), other=(4, 2))
-        run(row_sparse(rows, tables={"one": one, "other": other}), updates)
+        run(
+            row_sparse(rows, tables={"one": first_table, "other": second_table}),
+            updates,
+        )
