@@ -58,7 +58,10 @@ class Mutant(NamedTuple):
 
 def mutants() -> list[Mutant]:
     tables = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
-    return [Mutant(file, **row) for file, rows in tables.items() for row in rows]
+    mutants_in_order = []
+    for file, rows in tables.items():
+        mutants_in_order += [Mutant(file, **row) for row in rows]
+    return mutants_in_order
 
 
 def algorithms() -> list[str]:
@@ -68,44 +71,48 @@ def algorithms() -> list[str]:
 def importers(file: str) -> list[str]:
     """The test files that import a file: see 3. above."""
     module = file.removesuffix(".py").replace("/", ".")
-    package, _, last = module.rpartition(".")
+    package, _, module_name = module.rpartition(".")
     faces = ROOT / "syncalgos/_public.py", *ROOT.glob("syncalgos/*/__init__.py")
-    known = "\n".join(face.read_text("utf-8") for face in faces)
-    public = "|".join(re.findall(rf"^from {module} import (\w+)", known, re.M))
+    public_lines = "\n".join(face.read_text("utf-8") for face in faces)
+    public = "|".join(re.findall(rf"^from {module} import (\w+)", public_lines, re.M))
     listed = r"import (\([^)]*|.*)\b"  # on one line, or on several in brackets
-    by_name = rf"(from|import) {module}\b|from {package} {listed}{last}\b"
+    by_name = rf"(from|import) {module}\b|from {package} {listed}{module_name}\b"
     if public:
-        of = rf"from syncalgos[\w.]* {listed}|\b(sa|syncalgos|reducers|collectives)\."
-        by_name += rf"|({of})({public})\b"
+        package_import = (
+            rf"from syncalgos[\w.]* {listed}|\b(sa|syncalgos|reducers|collectives)\."
+        )
+        by_name += rf"|({package_import})({public})\b"
     texts = {x: x.read_text("utf-8") for x in (ROOT / "tests").rglob("*.py")}
-    found = {x for x, text in texts.items() if re.search(by_name, text)}
-    before = None
-    while found != before:
-        before = found
-        shared = [x for x in found if not x.stem.startswith("test_")]
+    paths = {x for x, text in texts.items() if re.search(by_name, text)}
+    old_paths = None
+    while paths != old_paths:
+        old_paths = paths
+        shared = [x for x in paths if not x.stem.startswith("test_")]
         stems = "|".join(
             x.parent.name if x.stem == "__init__" else x.stem for x in shared
         )
         by_helper = (
             rf"^((from|import) [\w.]*|from support {listed})\b({stems or '-'})\b"
         )
-        more = {x for x, text in texts.items() if re.search(by_helper, text, re.M)}
-        found = found | more
-    tests = (x for x in found if x.stem.startswith("test_"))
+        indirect_paths = {
+            x for x, text in texts.items() if re.search(by_helper, text, re.M)
+        }
+        paths = paths | indirect_paths
+    tests = (x for x in paths if x.stem.startswith("test_"))
     return sorted(str(x.relative_to(ROOT)) for x in tests)
 
 
 def stages(mutant: Mutant, tests: Sequence[str]) -> Iterator[Sequence[str]]:
     """The arguments of pytest for a mutant; `tests` are those of all algorithms."""
     yield mutant.tests
-    own = Path(mutant.file).stem
-    name = mutant.algorithm or (own if own in algorithms() else "")
+    stem = Path(mutant.file).stem
+    name = mutant.algorithm or (stem if stem in algorithms() else "")
     if name:
-        others = [x for x in algorithms() if x.endswith(name) and x != name]
-        chosen = " and not ".join(f"{x}-" for x in (name, *others))
+        longer_names = [x for x in algorithms() if x.endswith(name) and x != name]
+        chosen = " and not ".join(f"{x}-" for x in (name, *longer_names))
         yield [f"{OF_ALGORITHMS}/test_recurrences.py", "-k", chosen]
         yield [x for x in tests if name in x and "test_recurrences" not in x]
-    if own not in algorithms():
+    if stem not in algorithms():
         yield importers(mutant.file)
 
 
@@ -113,19 +120,19 @@ def pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     # Files of one size within a second look alike to Python's caches of bytecode.
     env = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
-    kept = {"capture_output": True, "text": True, "timeout": LIMIT}
-    return subprocess.run([*command, *arguments], cwd=folder, env=env, **kept)
+    options = {"capture_output": True, "text": True, "timeout": LIMIT}
+    return subprocess.run([*command, *arguments], cwd=folder, env=env, **options)
 
 
 def failing(folder: Path, arguments: Sequence[str]) -> Sequence[str]:
     """The arguments with which only the first failing test runs; () if all pass."""
     try:
-        done = pytest(folder, *arguments)
+        ended = pytest(folder, *arguments)
     except subprocess.TimeoutExpired:
         return arguments
-    told = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, re.M)
-    failed = [told[1]] if told else arguments
-    return () if done.returncode in (0, 5) else failed  # 5: there is no test
+    failure = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", ended.stdout, re.M)
+    failed = [failure[1]] if failure else arguments
+    return () if ended.returncode in (0, 5) else failed  # 5: there is no test
 
 
 def caught(mutant: Mutant, folder: Path, tests: Sequence[str]) -> str:
@@ -154,19 +161,24 @@ def copied(folder: Path) -> Path:
     return folder
 
 
-def tried(chosen: Sequence[Mutant], folder: Path) -> list[bool]:
+def try_mutants(chosen: Sequence[Mutant], folder: Path) -> list[bool]:
     """Whether mutants are caught, one after the other in a copy of the project."""
     copy = copied(folder)
-    found = []
+    results = []
     listed = pytest(copy, "--collect-only", OF_ALGORITHMS).stdout
     tests = [line for line in listed.splitlines() if "::" in line]
     for mutant in chosen:
-        began = time.monotonic()
+        start_time = time.monotonic()
         test = caught(mutant, copy, tests)
-        told = f"{time.monotonic() - began:4.0f} s  {mutant.file}: {mutant.reason}"
-        print(f"caught   {told}  {test}" if test else f"SURVIVED {told}", flush=True)
-        found.append(bool(test))
-    return found
+        mutant_line = (
+            f"{time.monotonic() - start_time:4.0f} s  {mutant.file}: {mutant.reason}"
+        )
+        print(
+            f"caught   {mutant_line}  {test}" if test else f"SURVIVED {mutant_line}",
+            flush=True,
+        )
+        results.append(bool(test))
+    return results
 
 
 def main() -> int:
@@ -184,9 +196,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as copies, ThreadPoolExecutor() as pool:
         shares = [counted[job :: options.jobs] for job in jobs]
         folders = [Path(copies, str(job)) for job in jobs]
-        found = [*chain.from_iterable(pool.map(tried, shares, folders))]
-    print(f"{sum(found)} of {len(found)} mutants are caught")
-    return 0 if sum(found) >= LEAST * len(found) else 1
+        results = [*chain.from_iterable(pool.map(try_mutants, shares, folders))]
+    print(f"{sum(results)} of {len(results)} mutants are caught")
+    return 0 if sum(results) >= LEAST * len(results) else 1
 
 
 if __name__ == "__main__":

@@ -11,7 +11,14 @@ from pathlib import Path
 
 import jax
 import pytest
-from support.commands import OTHER_MACHINES, ROOT, environment, find_imports, load, ran
+from support.commands import (
+    OTHER_MACHINES,
+    ROOT,
+    environment,
+    find_imports,
+    load,
+    run_program,
+)
 from support.faults import until
 from support.tiers import tiers
 
@@ -37,7 +44,7 @@ PARAMS = 64 * 128 + 128 + 128 * 128 + 128 + 128 * 10 + 10  # of digits
 def aim(words, timeout=120, **environ):
     """Runs the command as a user does."""
     command = [sys.executable, "-m", "experiments.aim", *shlex.split(words)]
-    return ran(command, timeout=timeout, **OTHER_MACHINES, **environ)
+    return run_program(command, timeout=timeout, **OTHER_MACHINES, **environ)
 
 
 def programs(ended, path):

@@ -7,8 +7,8 @@ import importlib.util
 import itertools
 
 import pytest
-from support.chosen_tests import asked
-from support.device_processes import found
+from support.chosen_tests import chosen_values
+from support.device_processes import run_module
 from support.requirements import owed
 
 from syncalgos import ALGORITHMS
@@ -40,13 +40,13 @@ def compiled(machine, names):
     target, slices, workers, module = machine
     if importlib.util.find_spec(module) is None:
         pytest.skip(f"{module} is not installed: no compiler for {target}")
-    return found("compiled_ledgers", target, str(slices), str(workers), *names)
+    return run_module("compiled_ledgers", target, str(slices), str(workers), *names)
 
 
 @pytest.mark.parametrize(("machine", "name"), list(cases()))
 def test_a_compiled_step_sends_what_is_counted(machine, name, request):
     """And changes all of its state in place."""
-    names = dict.fromkeys(asked(request, "name", machine=machine))
+    names = dict.fromkeys(chosen_values(request, "name", machine=machine))
     ledger = compiled(machine, names)[name]
     assert ledger["aliased"] >= ledger["state"] > 0
     counted = ledger["counted"]
@@ -64,7 +64,7 @@ def test_a_compiled_step_sends_what_is_counted(machine, name, request):
     # XLA joins the arrays of a sync, or leaves them as they are.
     assert sum(ledger["calls"].values()) <= sum(ledger["counted_calls"].values())
     steps = 8
-    if not owed(name).decided and len(owed(name).sends_at) < steps and sent_bytes:
+    if not owed(name).decided and len(owed(name).send_steps) < steps and sent_bytes:
         assert ledger["when"] == ["sync"]
     # A TPU's slice is one network, and hosts of GPUs are two.
     assert ledger["networks"] == ["between" if "h100" in machine[0] else "inside"]

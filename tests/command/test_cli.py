@@ -21,7 +21,7 @@ from support.commands import (
     Run,
     execute,
     on_a_terminal,
-    ran,
+    run_program,
 )
 
 from experiments.data import sampling
@@ -48,7 +48,7 @@ def run(tmp_path_factory):
 @pytest.mark.slow
 def test_default_run_learns_digits(tmp_path):
     words = [*PROGRAM, "--algo", "bmuf"]
-    ended = ran(words, tmp_path, PYTHONPATH=ROOT, JAX_NUM_CPU_DEVICES=None)
+    ended = run_program(words, tmp_path, PYTHONPATH=ROOT, JAX_NUM_CPU_DEVICES=None)
     assert ended.returncode == 0
     (out,) = (tmp_path / "runs").iterdir()
     summary = Run(0, "", "", out).summary

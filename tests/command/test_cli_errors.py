@@ -6,7 +6,7 @@ import sys
 import jax
 import pytest
 from support.command_answers import MODULES, answered, assert_told, write_modules
-from support.commands import BASE, ROOT, SUMMARY, ran
+from support.commands import BASE, ROOT, SUMMARY, run_program
 from support.resumed_runs import run
 
 from experiments import files
@@ -33,7 +33,7 @@ def test_module_that_is_here_is_named_with_its_factories(monkeypatch, tmp_path, 
 
 
 def test_the_package_names_its_commands():
-    ended = ran([sys.executable, "-m", "experiments"])
+    ended = run_program([sys.executable, "-m", "experiments"])
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "syncalgos" in ended.stdout.splitlines()[0]  # others have experiments, too
     for name in ("run", "compare", "aim"):
@@ -77,7 +77,7 @@ def test_what_a_shell_lacks_is_a_short_line(lacks, tmp_path):
         environ |= {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     if lacks == "a folder":
         command = ["sh", "-c", f"rmdir ../gone; exec {shlex.join(command)}"]
-    ended = ran(command, cwd=removed_folder, **environ)
+    ended = run_program(command, cwd=removed_folder, **environ)
     [line] = ended.stderr.splitlines()
     assert ended.returncode == 2 and message in line
 

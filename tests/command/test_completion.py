@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.commands import ran
+from support.commands import run_program
 
 pytest.importorskip("argcomplete")
 BIN = Path(sys.executable).parent
@@ -39,7 +39,7 @@ LINES = {
 def test_tab_completes_flags_and_files():
     lines = "".join(f"python -m experiments.{line}\n" for line in LINES)
     path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
-    ended = ran(["bash", "-c", PRESS], told=lines, PATH=path)
+    ended = run_program(["bash", "-c", PRESS], stdin_text=lines, PATH=path)
     assert ended.returncode == 0, ended.stderr
     completions = [line.split() for line in ended.stdout.splitlines()]
     assert dict(zip(LINES, completions, strict=True)) == LINES

@@ -11,7 +11,7 @@ import optax
 import pytest
 from pages import combinators, core, files, published, table
 from support import small_tasks
-from support.commands import ROOT, ran, run_python
+from support.commands import ROOT, run_program, run_python
 from support.tiers import tiers
 
 import syncalgos
@@ -164,7 +164,9 @@ ALL = tuple(syncalgos.ALGORITHMS)
 )
 def test_table_of_stacked_replicas_is_what_compiled_programs_send(names):
     environ = {"PYTHONPATH": f"{ROOT}:{ROOT}/docs", "JAX_NUM_CPU_DEVICES": None}
-    ended = ran([sys.executable, "-m", "pages.stacked", *names], timeout=900, **environ)
+    ended = run_program(
+        [sys.executable, "-m", "pages.stacked", *names], timeout=900, **environ
+    )
     rows = [line for line in ended.stdout.splitlines() if line.startswith("| `")]
     page = (ROOT / "docs" / "tables" / "stacked.txt").read_text()
     assert len(rows) == len(names), ended.stderr

@@ -11,7 +11,7 @@ from email import message_from_bytes
 from pathlib import Path
 
 import pytest
-from support.commands import ROOT, ran
+from support.commands import ROOT, run_program
 
 import syncalgos
 
@@ -72,7 +72,7 @@ def test_links_of_the_shown_readme_need_no_checkout(wheel):
 
 
 def test_package_says_what_it_holds_and_where_its_command_line_is():
-    ended = ran([sys.executable, "-m", "syncalgos"])
+    ended = run_program([sys.executable, "-m", "syncalgos"])
     assert (ended.returncode, ended.stderr) == (0, "")
     heading, *lines = ended.stdout.splitlines()
     assert heading == f"syncalgos {syncalgos.__version__}"

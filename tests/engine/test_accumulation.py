@@ -14,7 +14,7 @@ from support.problems.linear import (
     make_params,
     make_trainer,
     plain_loss,
-    wide,
+    to_float64,
 )
 from support.trees import assert_close
 
@@ -39,12 +39,12 @@ def train(optimizer, resident, **options):
     trainer = syncalgos.DataParallel(
         loss, optimizer, syncalgos.bmuf(3), workers=4, **placed(options)
     )
-    state = trainer.init(wide(make_params()), {"seen": np.zeros(6)})
-    batches = wide(BATCHES)
+    state = trainer.init(to_float64(make_params()), {"seen": np.zeros(6)})
+    batches = to_float64(BATCHES)
     data = None
     if resident:
         batches = ROWS
-        data = trainer.place(wide(DATA))
+        data = trainer.place(to_float64(DATA))
     state, metrics = trainer.run(state, batches, data)
     evaluated = trainer.evaluate(state, batches, data)
     return trainer.center(state), state.replica, metrics, evaluated
@@ -69,8 +69,8 @@ def test_microbatches_are_consecutive_and_hand_buffers_on():
         return plain_loss(params, batch), ({"mean": mean}, {"mean": mean})
 
     trainer = make_trainer(loss=smoothed, accumulate=3)
-    state = trainer.init(wide(make_params()), {"mean": np.zeros(())})
-    state, metrics = trainer.run(state, wide(BATCHES))
+    state = trainer.init(to_float64(make_params()), {"mean": np.zeros(())})
+    state, metrics = trainer.run(state, to_float64(BATCHES))
 
     means = BATCHES["x"].astype(float).reshape(12, 4, 3, 2, 6).mean((-1, -2))
     mean = np.zeros(4)
@@ -101,7 +101,7 @@ def test_each_worker_step_and_microbatch_draws_from_its_own_key(backend, k):
     )
     of_run = state.key
     assert of_run != other.key
-    state, _ = trainer.run(state, wide(BATCHES["y"][:2]))
+    state, _ = trainer.run(state, to_float64(BATCHES["y"][:2]))
     drawn = np.reshape(state.replica.buffers["drawn"], (4, 2, k))
     for worker in range(4):
         for step in range(2):

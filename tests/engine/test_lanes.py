@@ -13,7 +13,7 @@ from support.problems.linear import (
     make_params,
     make_trainer,
     plain_loss,
-    wide,
+    to_float64,
 )
 from support.requirements import make
 from support.tiers import tiers
@@ -41,8 +41,8 @@ IN_TURN = {
 }
 
 
-PARAMS = wide(make_params())
-WIDE_BATCHES = wide(BATCHES)
+PARAMS = to_float64(make_params())
+WIDE_BATCHES = to_float64(BATCHES)
 
 
 def drawing(params, buffers, batch, key):
@@ -120,7 +120,7 @@ def test_merged_lanes_are_vectorized_ones(backend, accumulate):
         loss=stateless(plain_loss), lane_form="merged"
     )
     _, example_state, example_metrics = train_by(
-        loss=per_example_loss, lane_form="merged", batches=ROWS, data=wide(DATA)
+        loss=per_example_loss, lane_form="merged", batches=ROWS, data=to_float64(DATA)
     )
 
     for state in (mean_state, example_state):

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 from support.placements import placed
-from support.problems.linear import BATCHES, make_params, plain_loss, wide
+from support.problems.linear import BATCHES, make_params, plain_loss, to_float64
 from support.resumed_runs import run
 
 import syncalgos as sa
@@ -37,7 +37,7 @@ def by_hand(synchronous):
     """The params of all workers after all steps, in NumPy."""
     w = [np.append(make_params()["w"][:, 0], 0.0).astype(float)] * WORKERS
     velocity = [np.zeros(7)] * WORKERS
-    pairs = zip(*map(wide, (BATCHES["x"], BATCHES["y"])), strict=True)
+    pairs = zip(*map(to_float64, (BATCHES["x"], BATCHES["y"])), strict=True)
     for step, (x, y) in enumerate(pairs):
         x = np.concatenate([x, np.ones((len(x), 1))], axis=1)
         parts = [*zip(*(np.split(z, WORKERS) for z in (x, y[:, 0])), strict=True)]
@@ -90,7 +90,7 @@ def strategies(kind):
 )
 def test_local_steps_see_the_workers_own_loss_and_shared_ones_the_mean(kind, options):
     trainer = make_trainer(strategies(kind), **options)
-    state, _ = trainer.run(trainer.init(wide(make_params())), wide(BATCHES))
+    state, _ = trainer.run(trainer.init(to_float64(make_params())), to_float64(BATCHES))
     params = [np.asarray(state.replica.params[k]) for k in ("w", "b")]
     params = np.concatenate([x.reshape(WORKERS, -1) for x in params], 1)
     np.testing.assert_allclose(params, EXPECTED[kind], ROUNDING, ROUNDING)
@@ -100,7 +100,7 @@ def test_a_shared_loss_is_counted_and_an_own_one_is_not_sent():
     owed = {"local": 4 * PARAMS, "synchronous": STEPS * (PARAMS + 8)}
     for kind, expected in owed.items():
         trainer = make_trainer(strategies(kind))
-        traffic = trainer.communication(trainer.init(wide(make_params())), STEPS)
+        traffic = trainer.communication(trainer.init(to_float64(make_params())), STEPS)
         assert traffic.bytes_per_worker == 2 * (WORKERS - 1) / WORKERS * expected
 
 
@@ -110,7 +110,7 @@ def test_optimizers_that_do_not_look_at_the_loss_send_none():
         trainer = sa.DataParallel(
             plain_loss, optimizer, sa.sync_sgd(), workers=2, backend="vmap"
         )
-        state = trainer.init(wide(make_params()))
+        state = trainer.init(to_float64(make_params()))
         assert trainer.communication(state, 1).bytes_per_worker == PARAMS
 
 
@@ -127,7 +127,7 @@ def test_a_loss_that_is_only_kept_is_shared_too():
     trainer = sa.DataParallel(
         plain_loss, keeping_the_loss(), sa.sync_sgd(), workers=WORKERS, backend="vmap"
     )
-    state, _ = trainer.run(trainer.init(wide(make_params())), wide(BATCHES))
+    state, _ = trainer.run(trainer.init(to_float64(make_params())), to_float64(BATCHES))
     lowest_losses = np.ravel(state.replica.opt_state)
     np.testing.assert_array_equal(lowest_losses, lowest_losses[0])
 
@@ -139,7 +139,7 @@ FOLLOWING = optax.chain(
 
 def test_reduce_on_plateau_reduces():
     trainer = sa.DataParallel(plain_loss, FOLLOWING, sa.sync_sgd(), workers=WORKERS)
-    state, _ = trainer.run(trainer.init(wide(make_params())), wide(BATCHES))
+    state, _ = trainer.run(trainer.init(to_float64(make_params())), to_float64(BATCHES))
     plateau = state.replica.opt_state[-1]
     assert (np.asarray(plateau.scale) < 0.2).all()
 

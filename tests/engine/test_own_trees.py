@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from support.problems.user_nodes import Held
+from support.problems.user_nodes import OpaqueNode
 
 import syncalgos as sa
 
@@ -28,14 +28,14 @@ def held_inside(strategy):
 
     def reduce(grads, replica, state, step):
         grads, state = strategy.reduce(grads, replica, state.tree, step)
-        return grads, Held(state)
+        return grads, OpaqueNode(state)
 
     def sync(replica, state, step):
         replica, state = strategy.sync(replica, state.tree, step)
-        return replica, Held(state)
+        return replica, OpaqueNode(state)
 
     return sa.Strategy(
-        init=lambda params: Held(strategy.init(params)),
+        init=lambda params: OpaqueNode(strategy.init(params)),
         reduce=reduce,
         sync=sync,
         center=lambda params, state: strategy.center(params, state.tree),
@@ -63,6 +63,6 @@ def trained(strategy, wrap=lambda tree: tree, unwrap=lambda tree: tree):
 @pytest.mark.slow
 def test_params_and_state_may_be_classes_that_cannot_be_compared():
     expected = trained(sa.bmuf(2))
-    result = trained(held_inside(sa.bmuf(2)), Held, lambda params: params.tree)
+    result = trained(held_inside(sa.bmuf(2)), OpaqueNode, lambda params: params.tree)
     np.testing.assert_array_equal(result["w"], expected["w"])
     assert np.abs(result["w"]).max() > 0.1

@@ -35,7 +35,7 @@ def sending_steps(strategy, decisions):
 @pytest.mark.parametrize("name", tiers(sa.ALGORITHMS, FIRST, slow=None))
 def test_an_algorithm_exchanges_at_the_steps_that_it_describes(name):
     description = sa.describe(make(name), workers=WORKERS)
-    sends = sending_steps(make(name), owed(name).taken(STEPS))
+    sends = sending_steps(make(name), owed(name).decisions(STEPS))
     if description.syncs and not description.combines_grads:
         assert description.landing_steps(STEPS).tolist() == sends.tolist()
         assert set(sends) <= set(description.acting_steps(STEPS))

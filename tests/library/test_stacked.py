@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType, PartitionSpec
-from support.chosen_tests import asked
-from support.device_processes import found
+from support.chosen_tests import chosen_values
+from support.device_processes import run_module
 from support.tiers import tiers
 
 import syncalgos
@@ -24,7 +24,7 @@ NAMES = "bmuf", "quantized_sgd", "gossip", "hierarchical", "dynamic_averaging"
 def test_an_algorithm_trains_stacked_replicas_as_the_engine_trains_workers(
     name, request
 ):
-    seen = found("stacked_loops", *asked(request, "name"))[name]
+    seen = run_module("stacked_loops", *chosen_values(request, "name"))[name]
     assert max(seen["apart"].values()) < ROUNDING, seen["apart"]
     assert seen["moved"] > 1e-3
 

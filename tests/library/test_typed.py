@@ -48,7 +48,7 @@ def test_what_is_typed_runs():
     assert center.params["w"].shape == (4,)
     assert sent.syncs == 1
     assert len(typed_calls.trainers()) == 6
-    assert all(count > 0 for count in typed_calls.sent())
+    assert all(count > 0 for count in typed_calls.count_bytes())
     assert len(typed_calls.described()) > 8
     assert "all_reduce" in typed_calls.before_it_runs().branched
     assert typed_calls.lengthened() == pytest.approx(2, rel=1e-3)

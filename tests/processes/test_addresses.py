@@ -13,7 +13,7 @@ from experiments.checkpoint.shards import find_steps
 from experiments.processes import network
 from experiments.processes.network import free_port, listen, own_address
 
-HERE = "127.0.0.1"
+LOOPBACK = "127.0.0.1"
 NOWHERE = "203.0.113.7"  # kept for documents
 LONG = (
     "--task support.tiny_tasks:drawing --workers 2 --algo bmuf "
@@ -23,9 +23,9 @@ LONG += "--checkpoint-every 4 --eval-every 40000"
 
 
 def test_address_that_a_name_means_here():
-    assert own_address(HERE) == HERE
+    assert own_address(LOOPBACK) == LOOPBACK
     assert own_address("127.0.0.2") == "127.0.0.2"
-    assert own_address("localhost") in (HERE, "::1")
+    assert own_address("localhost") in (LOOPBACK, "::1")
     assert own_address("0.0.0.0") == "0.0.0.0"
     for host in (NOWHERE, "no-such-host.invalid", "a..b"):
         assert own_address(host) is None
@@ -34,10 +34,13 @@ def test_address_that_a_name_means_here():
 
 
 def test_port_is_free_at_the_address():
-    with listen(HERE, 0) as first, listen("127.0.0.2", first.getsockname()[1]):
-        assert free_port() != first.getsockname()[1]
+    with (
+        listen(LOOPBACK, 0) as listener,
+        listen("127.0.0.2", listener.getsockname()[1]),
+    ):
+        assert free_port() != listener.getsockname()[1]
         with pytest.raises(OSError):
-            listen(HERE, first.getsockname()[1])
+            listen(LOOPBACK, listener.getsockname()[1])
 
 
 def test_address_has_a_host_and_a_port():
@@ -61,11 +64,11 @@ def test_address_that_is_none_is_told(text):
 def test_processes_of_one_machine_listen_to_it_alone(start):
     command = start(f"{LONG} --processes 2")
     until(lambda: find_steps(command.run_out / FOLDER), "a checkpoint")
-    found = listening(tagged(command.tag))
+    addresses = listening(tagged(command.tag))
     command.kill(signal.SIGTERM)
     assert command.ended().code == 75
-    assert len(found) >= 3  # jax's service, and gloo in both
-    assert {*found} == {HERE}
+    assert len(addresses) >= 3  # jax's service, and gloo in both
+    assert {*addresses} == {LOOPBACK}
 
 
 @pytest.mark.long
@@ -74,9 +77,10 @@ def test_name_that_means_nothing_here_serves_all_the_same(start):
     name = socket.gethostname()
     if own_address(name) is not None:
         pytest.skip("this machine's name means an address of it")
-    at = free_address().replace(HERE, name)
+    coordinator = free_address().replace(LOOPBACK, name)
     words = f"{LONG} --steps 16"
-    ended = [x.ended() for x in [start(by_hand(at, i, words)) for i in (0, 1)]]
+    commands = [start(by_hand(coordinator, number, words)) for number in (0, 1)]
+    ended = [command.ended() for command in commands]
     assert [x.code for x in ended] == [0, 0], ended
     assert f"{name} is not an address of this machine" in ended[0].stderr
     assert ended[0].summary["steps"] == 16

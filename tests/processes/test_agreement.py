@@ -33,7 +33,7 @@ def hello(facts):
     ids=["one", "two", "many", "none"],
 )
 def test_what_differs_is_named(facts, expected):
-    assert difference([hello(each) for each in facts]) == expected
+    assert difference([hello(process_facts) for process_facts in facts]) == expected
 
 
 def test_processes_that_differ_alike_are_named_together():

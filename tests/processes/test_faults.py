@@ -29,18 +29,18 @@ def _in_turn(monkeypatch):
 
 # Disks
 
-WIDE = (
+LARGE_RUN = (
     "--task support.tiny_tasks:drawing --width 600 --workers 2 "
     "--optimizer adam --algo bmuf "
 )
-WIDE += "--period 4 --steps 11 --eval-every 4 --checkpoint-every 3"
+LARGE_RUN += "--period 4 --steps 11 --eval-every 4 --checkpoint-every 3"
 ROOM = 32 << 10  # bytes: enough for a run's small files, too few for a checkpoint
 
 
 @pytest.fixture(scope="module")
-def wide(tmp_path_factory):
+def run_with_room(tmp_path_factory):
     """The run on a disk with room."""
-    return run(WIDE, tmp_path_factory.mktemp("wide") / "out")
+    return run(LARGE_RUN, tmp_path_factory.mktemp("wide") / "out")
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def disk(tmp_path):
 
 def at_looks(actions):
     """Does something before some dispatches."""
-    return lambda now: actions.get(now, lambda: None)()
+    return lambda look: actions.get(look, lambda: None)()
 
 
 UNSAVED = r"checkpoint of step (\d+) was not saved"
@@ -62,68 +62,70 @@ def not_saved(ended):
     return re.findall(rf"^the {UNSAVED} in .*: (.*);", ended.stderr, re.M)
 
 
-def room_for(disk, count, wide):
+def room_for(disk, count, run_with_room):
     """Leaves room on a disk for so many checkpoints, and half of one."""
-    size = (wide.out / FOLDER / ShardName(11, 0, 1).file_name).stat().st_size
+    size = (run_with_room.out / FOLDER / ShardName(11, 0, 1).file_name).stat().st_size
     return lambda: fill(disk, but=ROOM + size * count + size // 2)
 
 
 @pytest.mark.slow
-def test_full_disk_costs_checkpoints_and_not_the_run(disk, wide):
-    ended = run(WIDE, disk / "out", at_looks({1: room_for(disk, 2, wide)})).with_code(1)
+def test_full_disk_costs_checkpoints_and_not_the_run(disk, run_with_room):
+    ended = run(
+        LARGE_RUN, disk / "out", at_looks({1: room_for(disk, 2, run_with_room)})
+    ).with_code(1)
     assert not_saved(ended) == [(x, os.strerror(errno.ENOSPC)) for x in ("9", "11")]
     assert find_steps(ended.out / FOLDER) == [6, 3]
-    assert untimed_lines(ended) == untimed_lines(wide)
-    assert ended.summary[HASH] == wide.summary[HASH]
-    told = "the newest checkpoint is of step 6: --resume continues from there"
-    assert told in ended.stderr.splitlines()
+    assert untimed_lines(ended) == untimed_lines(run_with_room)
+    assert ended.summary[HASH] == run_with_room.summary[HASH]
+    message = "the newest checkpoint is of step 6: --resume continues from there"
+    assert message in ended.stderr.splitlines()
     (disk / "ballast").unlink()
-    again = run(f"{WIDE} --resume", ended.out)
+    again = run(f"{LARGE_RUN} --resume", ended.out)
     assert again.summary["resumed_at"] == [6]
     assert "newest checkpoint" not in again.stderr
-    assert_same_end(again, wide)
+    assert_same_end(again, run_with_room)
 
 
 @pytest.mark.long
-def test_disk_that_takes_no_file_is_told_and_the_summary_is_shown(disk, wide):
-    ended = run(WIDE, disk / "out", at_looks({4: lambda: fill(disk)}))
+def test_disk_that_takes_no_file_is_told_and_the_summary_is_shown(disk, run_with_room):
+    ended = run(LARGE_RUN, disk / "out", at_looks({4: lambda: fill(disk)}))
     why = os.strerror(errno.ENOSPC)
     assert ended.code == 1
     assert not_saved(ended) == [(x, why) for x in ("6", "9", "11")]
-    told = [x for x in ended.stderr.splitlines() if "incomplete" in x]
-    assert told == [f"--out {ended.out}: {why}: its files are incomplete"]
+    error_lines = [x for x in ended.stderr.splitlines() if "incomplete" in x]
+    assert error_lines == [f"--out {ended.out}: {why}: its files are incomplete"]
     assert ended.stderr.count("metrics.jsonl") == 1  # told once, not at every line
     assert "Traceback" not in ended.stderr
     assert re.search(r"^bmuf on support.tiny_tasks:drawing: 11 steps", ended.stdout)
     assert re.search(r"^  test loss +\d", ended.stdout, re.M)
     assert not (ended.out / "summary.json").exists()
     (disk / "ballast").unlink()
-    assert_same_end(run(f"{WIDE} --resume", ended.out), wide)
+    assert_same_end(run(f"{LARGE_RUN} --resume", ended.out), run_with_room)
 
 
 @pytest.mark.slow
-def test_disk_that_comes_back_gets_what_it_missed(disk, wide):
+def test_disk_that_comes_back_gets_what_it_missed(disk, run_with_room):
     faults = at_looks({4: lambda: remount(disk, "ro"), 7: lambda: remount(disk, "rw")})
-    ended = run(WIDE, disk / "out", faults)
+    ended = run(LARGE_RUN, disk / "out", faults)
     assert not_saved(ended) == [("6", os.strerror(errno.EROFS))]
-    assert_same_end(ended, wide)
+    assert_same_end(ended, run_with_room)
     assert find_steps(ended.out / FOLDER) == [11, 9, 3]
 
 
 @pytest.mark.slow
 def test_no_part_is_left_of_a_checkpoint_that_one_process_cannot_write(
-    start, tmp_path, wide
+    start, tmp_path, run_with_room
 ):
     folder = tmp_path / "out" / FOLDER
     in_its_way = {ShardName(step, 1, 2).file_name for step in (3, 6, 9, 11)}
     for name in in_its_way:
         (folder / name).mkdir(parents=True)
-    ended = start(f"{WIDE} --processes 2").ended().with_code(1)
-    told = re.findall(rf"^(.*)the {UNSAVED} in ", ended.stderr, re.M)
-    assert told == [("process 1: ", x) for x in ("3", "6", "9", "11")]
+    ended = start(f"{LARGE_RUN} --processes 2").ended().with_code(1)
+    unsaved = re.findall(rf"^(.*)the {UNSAVED} in ", ended.stderr, re.M)
+    assert unsaved == [("process 1: ", x) for x in ("3", "6", "9", "11")]
     assert "no checkpoint could be saved: --resume would start from" in ended.stderr
-    assert untimed_lines(ended) == untimed_lines(wide)
-    assert ended.summary[HASH] == wide.summary[HASH]
+    assert untimed_lines(ended) == untimed_lines(run_with_room)
+    assert ended.summary[HASH] == run_with_room.summary[HASH]
     assert {x.name for x in folder.iterdir()} == in_its_way
 
 
@@ -163,12 +165,12 @@ def test_signal_to_the_command_saves_everywhere(start, tmp_path):
     ],
 )
 def test_loss_is_told_by_all_commands_that_are_left(count, number, who, start):
-    at = free_address()
+    coordinator = free_address()
     words = f"{LONG} --steps 40000"
-    left = [start(by_hand(at, i, words, count)) for i in range(count)]
-    in_training(left[0])
-    left.pop(number).kill()
-    for command in left:
+    commands_left = [start(by_hand(coordinator, i, words, count)) for i in range(count)]
+    in_training(commands_left[0])
+    commands_left.pop(number).kill()
+    for command in commands_left:
         ended = command.ended(2 * NOTICED)
         assert "Traceback" not in ended.stderr
         if not number and ended.code == -signal.SIGABRT:  # jax's service is gone, too
@@ -176,7 +178,7 @@ def test_loss_is_told_by_all_commands_that_are_left(count, number, who, start):
             continue
         assert ended.code == 75
         assert ended.stderr.splitlines()[-1].startswith(
-            f"{who.format(at=at)} is gone ("
+            f"{who.format(at=coordinator)} is gone ("
         )
 
 
@@ -186,7 +188,7 @@ POISONED = (
     "--task support.tiny_tasks:poisoned --workers 4 --partition label --algo bmuf "
 )
 POISONED += "--period 8 --steps 12 --eval-every 12 --dispatch-steps 4"
-AT = 5  # the step in which it happens, from 0
+POISONED_STEP = 5  # the step in which it happens, from 0
 
 
 def poisoned_worker():
@@ -202,12 +204,15 @@ def poisoned_worker():
 def assert_names_the_worker(ended):
     worker = poisoned_worker()
     summary = ended.with_code(3).summary
-    assert summary["diverged_at"] == AT
+    assert summary["diverged_at"] == POISONED_STEP
     assert summary["not_finite_workers"] == [worker]
-    told = [x for x in ended.stderr.splitlines() if x.startswith("diverged")]
-    assert len(told) == 1
-    assert f"the loss of step {AT} was not finite on worker {worker}" in told[0]
-    assert " or " not in told[0]
+    diverged_lines = [x for x in ended.stderr.splitlines() if x.startswith("diverged")]
+    assert len(diverged_lines) == 1
+    assert (
+        f"the loss of step {POISONED_STEP} was not finite on worker {worker}"
+        in diverged_lines[0]
+    )
+    assert " or " not in diverged_lines[0]
 
 
 @pytest.mark.slow
@@ -223,16 +228,16 @@ def test_worker_whose_loss_is_not_finite_is_named_by_two_processes(start):
 
 
 @pytest.mark.parametrize(
-    "when, code, what",
+    "when, code, message",
     [
         pytest.param("init", 2, "no init here", marks=pytest.mark.slow),
         pytest.param("read", 75, "the disk is on fire", marks=pytest.mark.long),
     ],
 )
-def test_task_that_fails_on_one_process_ends_all_alike(when, code, what, start):
+def test_task_that_fails_on_one_process_ends_all_alike(when, code, message, start):
     words = LONG.replace("drawing", f"failing --when {when}")
     ended = start(f"{words} --processes 2").ended(60)
     assert ended.code == code, ended.stderr
-    [told] = [x for x in ended.stderr.splitlines() if x.startswith("process 1: ")]
-    assert what in told
+    [error_line] = [x for x in ended.stderr.splitlines() if x.startswith("process 1: ")]
+    assert message in error_line
     assert ended.stdout == ""

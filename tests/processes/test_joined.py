@@ -39,17 +39,22 @@ def refused(command):
 
 @pytest.mark.slow
 def test_nobody_at_the_address_is_told(start):
-    at = free_address()
-    line = refused(start(f"{by_hand(at, 1, RUN)} --init-timeout 1"))
-    assert line.startswith(f"process 1 could not reach process 0 at {at} in 1 s (")
+    coordinator = free_address()
+    line = refused(start(f"{by_hand(coordinator, 1, RUN)} --init-timeout 1"))
+    assert line.startswith(
+        f"process 1 could not reach process 0 at {coordinator} in 1 s ("
+    )
 
 
 @pytest.mark.long
 def test_those_that_came_say_that_others_are_missing(start):
-    at = free_address()
-    words = [by_hand(at, i, RUN, count=4) for i in (0, 1)]
-    came = [start(f"{each} --init-timeout 4") for each in words]
-    line = f"waited 4 s (--init-timeout) at {at}, but not all 4 processes connected"
+    coordinator = free_address()
+    words = [by_hand(coordinator, i, RUN, count=4) for i in (0, 1)]
+    came = [start(f"{command_words} --init-timeout 4") for command_words in words]
+    line = (
+        f"waited 4 s (--init-timeout) at {coordinator}, "
+        "but not all 4 processes connected"
+    )
     lines = [refused(command) for command in came]
     assert lines == [f"process {i} {line}" for i in (0, 1)]
 
@@ -61,15 +66,17 @@ def test_processes_that_differ_end_with_one_line_each(start, tmp_path):
         "found = m.version\n"
         "m.version = lambda name: '9.9' if name == 'optax' else found(name)\n"
     )
-    at = free_address()
+    coordinator = free_address()
     words = "--workers 4 --steps 16"
-    first = start(by_hand(at, 0, words))
-    second = [*PROGRAM, *by_hand(at, 1, f"{words} --seed 1").split()]
+    first_command = start(by_hand(coordinator, 0, words))
+    second_command = [*PROGRAM, *by_hand(coordinator, 1, f"{words} --seed 1").split()]
     environ = {"JAX_NUM_CPU_DEVICES": 1, "PYTHONPATH": tmp_path}
-    [(code, _, errors)] = together([(second, environ)])
-    line = refused(first)
-    told = r"process 1 has --seed 1, optax 9\.9, but process 0 has --seed 0, optax \S+"
-    assert re.fullmatch(told, line)
+    [(code, _, errors)] = together([(second_command, environ)])
+    line = refused(first_command)
+    message = (
+        r"process 1 has --seed 1, optax 9\.9, but process 0 has --seed 0, optax \S+"
+    )
+    assert re.fullmatch(message, line)
     assert (code, errors.strip()) == (4, line)
 
 
@@ -83,9 +90,9 @@ def test_processes_that_differ_end_with_one_line_each(start, tmp_path):
     ids=str,
 )
 def test_signal_while_it_waits_for_others_ends_it_at_once(number, code, thread, start):
-    at = free_address()
-    command = start(by_hand(at, 0, RUN))
-    assert reach(*address(at), 60) is None
+    coordinator = free_address()
+    command = start(by_hand(coordinator, 0, RUN))
+    assert reach(*address(coordinator), 60) is None
     # The kernel gives a signal to the thread that the id names.
     threads = sorted(int(x.name) for x in Path(f"/proc/{command.pid}/task").iterdir())
     os.kill(threads[thread], number)
@@ -96,12 +103,12 @@ def test_signal_while_it_waits_for_others_ends_it_at_once(number, code, thread, 
 
 
 @pytest.fixture
-def both(start):
+def two_commands(start):
     """Two commands that train together."""
-    at = free_address()
-    both = [start(by_hand(at, i, RUN)) for i in (0, 1)]
-    in_training(both[0], 1000)
-    return both
+    coordinator = free_address()
+    two_commands = [start(by_hand(coordinator, i, RUN)) for i in (0, 1)]
+    in_training(two_commands[0], 1000)
+    return two_commands
 
 
 def halt(command):
@@ -112,49 +119,53 @@ def halt(command):
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "number, code, asked", [(signal.SIGTERM, 75, 1), (signal.SIGINT, 130, 0)], ids=str
+    "number, code, signalled",
+    [(signal.SIGTERM, 75, 1), (signal.SIGINT, 130, 0)],
+    ids=str,
 )
-def test_signal_to_any_saves_everywhere(number, code, asked, both):
-    both[asked].kill(number)
-    first, second = (command.ended() for command in both)
-    assert (first.code, second.code) == (code, code), first.stderr
-    assert first.summary["stopped"] is True
-    assert find_steps(first.out / FOLDER)[0] == first.summary["steps"]
-    assert second.stdout == ""
-    assert "Gloo" not in first.stdout
+def test_signal_to_any_saves_everywhere(number, code, signalled, two_commands):
+    two_commands[signalled].kill(number)
+    first_run, second_run = (command.ended() for command in two_commands)
+    assert (first_run.code, second_run.code) == (code, code), first_run.stderr
+    assert first_run.summary["stopped"] is True
+    assert find_steps(first_run.out / FOLDER)[0] == first_run.summary["steps"]
+    assert second_run.stdout == ""
+    assert "Gloo" not in first_run.stdout
 
 
 @pytest.mark.long
-def test_second_signal_ends_a_process_that_waits_for_another(both):
-    halt(both[1])
+def test_second_signal_ends_a_process_that_waits_for_another(two_commands):
+    halt(two_commands[1])
     time.sleep(1)  # process 0 waits for it
-    both[0].kill(signal.SIGINT)
+    two_commands[0].kill(signal.SIGINT)
     time.sleep(1)  # two at the same moment are one to a process
-    assert both[0].process.poll() is None
-    both[0].kill(signal.SIGINT)
-    assert both[0].process.wait(10) == 130
-    both[1].kill(signal.SIGCONT)
-    assert both[1].ended(60).code in (75, ABORTED)
+    assert two_commands[0].process.poll() is None
+    two_commands[0].kill(signal.SIGINT)
+    assert two_commands[0].process.wait(10) == 130
+    two_commands[1].kill(signal.SIGCONT)
+    assert two_commands[1].ended(60).code in (75, ABORTED)
 
 
 @pytest.mark.long
-def test_process_that_stays_stopped_is_lost(both):
-    first, second = both
-    halt(second)
-    ended = first.ended(60)
+def test_process_that_stays_stopped_is_lost(two_commands):
+    first_command, second_command = two_commands
+    halt(second_command)
+    ended = first_command.ended(60)
     assert ended.code == ABORTED
     assert "JAX distributed service detected fatal errors" in ended.stderr
-    second.kill(signal.SIGCONT)
-    assert second.ended(60).code in (75, ABORTED)
+    second_command.kill(signal.SIGCONT)
+    assert second_command.ended(60).code in (75, ABORTED)
 
 
 @pytest.mark.slow
 def test_process_0_chooses_the_folder_for_those_that_say_none(tmp_path):
-    at = free_address()
+    coordinator = free_address()
     words = "--workers 4 --steps 16 --checkpoint-every 16"
     environ = {"JAX_NUM_CPU_DEVICES": 1, "PYTHONPATH": ROOT}
-    both = [([*PROGRAM, *by_hand(at, i, words).split()], environ) for i in (0, 1)]
-    assert [code for code, *_ in together(both, cwd=tmp_path)] == [0, 0]
+    two_commands = [
+        ([*PROGRAM, *by_hand(coordinator, i, words).split()], environ) for i in (0, 1)
+    ]
+    assert [code for code, *_ in together(two_commands, cwd=tmp_path)] == [0, 0]
     [out] = (tmp_path / "runs").iterdir()
     assert sorted(x.name for x in (out / FOLDER).iterdir()) == [
         f"step-00000016.{i}-of-2.npz" for i in (0, 1)

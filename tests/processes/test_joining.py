@@ -65,7 +65,7 @@ def test_flags_that_do_not_go_together_are_refused(command, words):
 
 
 @pytest.mark.parametrize(
-    "number, at, words",
+    "number, coordinator, words",
     [
         (1, "127.0.0.1:1", r"process 1 could not reach .* at 127.0.0.1:1 in 0.01 s \("),
         (1, "no-such-host.invalid:1", "process 1 could not reach process 0 at no-such"),
@@ -78,17 +78,17 @@ def test_flags_that_do_not_go_together_are_refused(command, words):
         ),
     ],
 )
-def test_process_that_finds_no_other_says_why(number, at, words):
+def test_process_that_finds_no_other_says_why(number, coordinator, words):
     with socket.create_server(("127.0.0.1", 0)) as sock:
-        taken = sock.getsockname()[1]
-        group = ProcessGroup(number, 2, coordinator=at.format(taken=taken))
-        with pytest.raises(Unconnected, match=words.format(taken=taken)):
+        used_port = sock.getsockname()[1]
+        group = ProcessGroup(number, 2, coordinator=coordinator.format(taken=used_port))
+        with pytest.raises(Unconnected, match=words.format(taken=used_port)):
             join(parse(["--init-timeout", "0.01"]), group, print)
 
 
 FILES = ("JAX_MTLS_CERT_FILE", "JAX_MTLS_KEY_FILE", "JAX_MTLS_CA_FILE")
 PREFIX = "JAX_MTLS_PEER_URI_PREFIX"
-FIRST = ProcessGroup(0, 2, coordinator="127.0.0.1:1")
+FIRST_PROCESS = ProcessGroup(0, 2, coordinator="127.0.0.1:1")
 HAS_TLS = "mtls_cert_file" in inspect.signature(jax.distributed.initialize).parameters
 UNUSED = (
     "/nowhere.pem: No such file"
@@ -98,7 +98,7 @@ UNUSED = (
 
 
 @pytest.mark.parametrize(
-    "given, words",
+    "variables, words",
     [
         ((), None),
         (FILES[:2], f"{FILES[0]} is set, but not {FILES[2]}: TLS needs both"),
@@ -106,15 +106,15 @@ UNUSED = (
         (FILES, UNUSED),
     ],
 )
-def test_certificates_that_would_not_be_used_are_refused(given, words, monkeypatch):
+def test_certificates_that_would_not_be_used_are_refused(variables, words, monkeypatch):
     for name in [name for name in os.environ if name.startswith("JAX_MTLS")]:
         monkeypatch.delenv(name)
-    for name in given:
+    for name in variables:
         monkeypatch.setenv(name, "/nowhere.pem")
     if words is None:
-        return check_tls(FIRST)
+        return check_tls(FIRST_PROCESS)
     with pytest.raises(BadRequest, match=words):
-        check_tls(FIRST)
+        check_tls(FIRST_PROCESS)
 
 
 class CertificateCase(NamedTuple):
@@ -219,8 +219,8 @@ def test_a_certificate_that_cannot_be_used_is_named(
     case = CERTIFICATES[name]
     pair = authorities["valid"].sign(**case.signed)
     use(monkeypatch, pair, authorities["valid"].path, case.uri_prefix)
-    at = f"{case.coordinator}:1"
-    group = ProcessGroup(case.process, 2, coordinator=at)
+    coordinator = f"{case.coordinator}:1"
+    group = ProcessGroup(case.process, 2, coordinator=coordinator)
     if case.words is None:
         return check_tls(group)
     words = f"^{FILES[0]} {pair[0]} {case.words.format(case.coordinator)}"
@@ -232,13 +232,14 @@ def test_a_certificate_that_cannot_be_used_is_named(
 def test_an_authority_that_cannot_be_used_is_named(
     authorities, jax_with_tls, monkeypatch
 ):
-    own, other, expired = authorities.values()
-    pair = own.sign()
+    own_authority, other_authority, expired = authorities.values()
+    pair = own_authority.sign()
     for process in (0, 1):
         group = ProcessGroup(process, 2, coordinator="127.0.0.1:1")
-        use(monkeypatch, pair, other.path)
+        use(monkeypatch, pair, other_authority.path)
         words = (
-            f"{FILES[0]} {pair[0]} is refused by the authority in {other.path}: .*: "
+            f"{FILES[0]} {pair[0]} is refused by the authority in "
+            f"{other_authority.path}: .*: "
         )
         with pytest.raises(BadRequest, match=f"^{words}set {FILES[2]} to the"):
             check_tls(group)
@@ -246,7 +247,7 @@ def test_an_authority_that_cannot_be_used_is_named(
         words = f"^{FILES[2]} {expired.path} expired on 20.*: make"
         with pytest.raises(BadRequest, match=words):
             check_tls(group)
-        use(monkeypatch, (pair[0], own.sign()[1]), own.path)
+        use(monkeypatch, (pair[0], own_authority.sign()[1]), own_authority.path)
         words = f"{FILES[1]} .* is not the key of the certificate in {pair[0]}: "
         with pytest.raises(BadRequest, match=words):
             check_tls(group)
@@ -255,19 +256,19 @@ def test_an_authority_that_cannot_be_used_is_named(
 def test_an_authoritys_file_may_hold_others_that_have_expired(
     authorities, jax_with_tls, monkeypatch, tmp_path
 ):
-    own, other, expired = authorities.values()
+    own_authority, other_authority, expired = authorities.values()
     bundle = tmp_path / "bundle.pem"
-    texts = [x.path.read_text() for x in (expired, other, own)]
+    texts = [x.path.read_text() for x in (expired, other_authority, own_authority)]
     bundle.write_text("".join(texts))
-    use(monkeypatch, own.sign(), bundle)
-    check_tls(FIRST)
+    use(monkeypatch, own_authority.sign(), bundle)
+    check_tls(FIRST_PROCESS)
 
 
 def test_a_prefix_without_a_slash_is_refused(authorities, jax_with_tls, monkeypatch):
     authority = authorities["valid"]
     use(monkeypatch, authority.sign("URI:id://a/b"), authority.path, "id://a")
     with pytest.raises(BadRequest, match=f"{PREFIX} must end with a slash, got id://a"):
-        check_tls(FIRST)
+        check_tls(FIRST_PROCESS)
 
 
 def test_no_process_joins_where_certificates_would_not_be_used(monkeypatch):

@@ -5,6 +5,7 @@ one process with two devices bit for bit. Of more, gloo adds in another order th
 does within a process, and float64 shows that nothing else differs.
 """
 
+import itertools
 import json
 import pickle
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,7 +15,7 @@ import jax
 import numpy as np
 import pytest
 from support.commands import CACHE, members
-from support.engine_work import HALF, Seen, host, taken
+from support.engine_work import HALF, ProcessResults, host, take_steps
 from support.problems import drawing
 from support.tiers import tiers
 
@@ -31,18 +32,18 @@ class Group(NamedTuple):
         processes: the number of processes.
         devices: of each.
         work: what they do, in turn: see `work`.
-        wide: whether floats have 64 bits.
+        is_float64: whether floats have 64 bits.
     """
 
     processes: int
     devices: int
     work: tuple[str, ...]
-    wide: bool = True
+    is_float64: bool = True
 
 
-def work(what, **arguments):
+def work(name, **arguments):
     """A function of engine_work.py and its arguments."""
-    return json.dumps([what, arguments])
+    return json.dumps([name, arguments])
 
 
 def execute(group, folder):
@@ -53,13 +54,13 @@ def execute(group, folder):
         group.processes,
         folder,
         seconds=180 + 20 * len(group.work),
-        JAX_ENABLE_X64=int(group.wide),
+        JAX_ENABLE_X64=int(group.is_float64),
         JAX_NUM_CPU_DEVICES=group.devices,
         **{CACHE: "false"},  # one process would find what the others compile
     )
     paths = [folder / f"{i}.pickle" for i in range(group.processes)]
-    found = [pickle.loads(path.read_bytes()) for path in paths]
-    return [dict(zip(group.work, each, strict=True)) for each in found]
+    process_results = [pickle.loads(path.read_bytes()) for path in paths]
+    return [dict(zip(group.work, results, strict=True)) for results in process_results]
 
 
 @pytest.fixture(scope="module")
@@ -78,10 +79,10 @@ def start(tmp_path_factory):
 
 
 def assert_same(actual, expected, rounding=0.0):
-    left, form = jax.tree_util.tree_flatten_with_path(actual)
-    right, expected_form = jax.tree_util.tree_flatten_with_path(expected)
+    actual_leaves, form = jax.tree_util.tree_flatten_with_path(actual)
+    expected_leaves, expected_form = jax.tree_util.tree_flatten_with_path(expected)
     assert form == expected_form
-    for (path, x), (_, y) in zip(left, right, strict=True):
+    for (path, x), (_, y) in zip(actual_leaves, expected_leaves, strict=True):
         name = jax.tree_util.keystr(path)
         x = np.asarray(x)
         y = np.asarray(y)
@@ -95,16 +96,21 @@ def joined(parts):
     for other in parts[1:]:
         assert_same(other.common, parts[0].common)
     ordered = sorted(parts, key=lambda x: x.workers[0])
-    workers = [number for each in ordered for number in each.workers]
+    workers = [*itertools.chain.from_iterable(x.workers for x in ordered)]
     assert workers == list(range(len(workers)))
-    own = jax.tree.map(lambda *xs: np.concatenate(xs), *(x.own for x in ordered))
-    return Seen(parts[0].common, own, workers)
+    worker_values = jax.tree.map(
+        lambda *xs: np.concatenate(xs), *(x.worker_values for x in ordered)
+    )
+    return ProcessResults(parts[0].common, worker_values, workers)
 
 
-def both(start, several, one, piece):
+def run_both(start, several, single, piece):
     """The results of several processes and of one, run at the same time."""
-    futures = start(several), start(one)
-    return [joined([found[piece] for found in each.result()]) for each in futures]
+    futures = start(several), start(single)
+    joined_results = []
+    for future in futures:
+        joined_results.append(joined([results[piece] for results in future.result()]))
+    return joined_results
 
 
 # Processes, their devices, a backend: two workers on each device.
@@ -114,23 +120,23 @@ LAYOUTS = [(2, 1, "pmap"), (4, 1, "shard_map")]
 @pytest.mark.parametrize("layout", tiers(LAYOUTS, slow=LAYOUTS[:1]), ids=str)
 def test_algorithms_give_the_numbers_of_one_process(start, layout):
     processes, devices, backend = layout
-    in_all = processes * devices
-    todo = (work("algorithms", backend=backend, workers=2 * in_all),)
+    num_devices = processes * devices
+    todo = (work("algorithms", backend=backend, workers=2 * num_devices),)
     several = Group(processes, devices, todo)
-    one = Group(1, in_all, todo)
+    single = Group(1, num_devices, todo)
     # Joined for sending, leaves are computed by other programs than in one process.
-    assert_same(*both(start, several, one, *todo), ROUNDING)
+    assert_same(*run_both(start, several, single, *todo), ROUNDING)
 
 
 # For two processes of two devices each: a backend, what, workers, devices. With the
 # first device of each, a sum has one order. REORDERED starts with the last process,
 # and in it with its last device.
-FIRST = [0, 2]
+FIRST_DEVICES = [0, 2]
 REORDERED = [3, 2, 1, 0]
 ENGINE = {
     "draws-reordered": ("pmap", "of_draws", 8, REORDERED),
-    "tables": ("pmap", "of_tables", 4, FIRST),
-    "debugged": ("shard_map", "debugged", 4, FIRST),
+    "tables": ("pmap", "of_tables", 4, FIRST_DEVICES),
+    "debugged": ("shard_map", "debugged", 4, FIRST_DEVICES),
     "draws-on-all": ("shard_map", "of_draws", 8, None),
     "tables-on-all": ("shard_map", "of_tables", 4, None),
 }
@@ -139,8 +145,8 @@ REFUSALS = work("refusals")  # by processes of their own
 
 
 def engine_piece(name):
-    backend, what, workers, devices = ENGINE[name]
-    return work(what, backend=backend, workers=workers, devices=devices)
+    backend, function, workers, devices = ENGINE[name]
+    return work(function, backend=backend, workers=workers, devices=devices)
 
 
 def engine_groups(backend):
@@ -153,8 +159,8 @@ def engine_groups(backend):
 @pytest.mark.parametrize("name", tiers(ENGINE, slow=["draws-reordered", "tables"]))
 def test_engine_gives_the_numbers_of_one_process(start, name):
     """Keys, buffers, metrics, microbatches, tables, debugging."""
-    several, one = engine_groups(ENGINE[name][0])
-    assert_same(*both(start, several, one, engine_piece(name)), ROUNDING)
+    several, single = engine_groups(ENGINE[name][0])
+    assert_same(*run_both(start, several, single, engine_piece(name)), ROUNDING)
 
 
 @pytest.mark.parametrize("backend", tiers(BACKENDS, slow=["pmap"]))
@@ -163,10 +169,10 @@ def test_process_on_its_own_devices_trains_alone(start, backend):
     several, _ = engine_groups("shard_map" if backend == "shard_map" else "pmap")
     pieces = [work("alone", backend=b, rounds=[2]) for b in ALONE]
     futures = start(several), start(Group(1, 2, tuple(pieces)))
-    apart, [whole] = (future.result() for future in futures)
-    expected = whole[work("alone", backend=backend, rounds=[2])]
-    assert_same(apart[0][ALONE[backend]], expected[:1])
-    assert_same(apart[1][ALONE[backend]], expected)
+    results_of_two, [results_of_one] = (future.result() for future in futures)
+    expected = results_of_one[work("alone", backend=backend, rounds=[2])]
+    assert_same(results_of_two[0][ALONE[backend]], expected[:1])
+    assert_same(results_of_two[1][ALONE[backend]], expected)
 
 
 REFUSED = {
@@ -187,8 +193,8 @@ REFUSED = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_processes_cannot_do_is_refused_in_one_line(start, name):
-    for found in start(Group(2, 2, (REFUSALS,))).result():
-        kind, message, compiled = found[REFUSALS][name]
+    for results in start(Group(2, 2, (REFUSALS,))).result():
+        kind, message, compiled = results[REFUSALS][name]
         assert (kind, compiled) == ("ValueError", 0)
         assert "\n" not in message
         with pytest.raises(ValueError, match=REFUSED[name]):
@@ -199,9 +205,12 @@ def test_what_processes_cannot_do_is_refused_in_one_line(start, name):
 def test_processes_go_on_from_orbax(start, tmp_path, backend):
     """Typed keys, the step and the key are saved, too; half of the devices will do."""
     pytest.importorskip("orbax.checkpoint")
-    piece = work("of_orbax", backend=backend, folder=str(tmp_path))
-    found = [each[piece] for each in start(Group(2, 2, (piece,))).result()]
-    unbroken, resumed, saved, moved = map(joined, zip(*found, strict=True))
+    piece = work("restore_from_orbax", backend=backend, folder=str(tmp_path))
+    results = [
+        process_results[piece]
+        for process_results in start(Group(2, 2, (piece,))).result()
+    ]
+    unbroken, resumed, saved, moved = map(joined, zip(*results, strict=True))
     assert_same(resumed, unbroken)
     assert_same(moved, saved)
 
@@ -209,23 +218,23 @@ def test_processes_go_on_from_orbax(start, tmp_path, backend):
 @pytest.mark.parametrize("backend", tiers(BACKENDS, slow=["pmap"]))
 def test_one_process_goes_on_from_the_host_with_nothing_compiled(backend):
     trainer = drawing.make_trainer(backend, 4, [0] if backend == "vmap" else [0, 1])
-    halves = [taken(drawing.make_batches(), n, n + HALF) for n in (0, HALF)]
+    halves = [take_steps(drawing.make_batches(), n, n + HALF) for n in (0, HALF)]
     state, _ = trainer.run(drawing.start(trainer), halves[0])
-    held = trainer.to_host(state)
-    for leaf in jax.tree.leaves((held.replica, held.sync)):
+    host_state = trainer.to_host(state)
+    for leaf in jax.tree.leaves((host_state.replica, host_state.sync)):
         assert is_key(leaf) or isinstance(leaf, np.ndarray)
         assert leaf.shape[0] == 4
     in_order = np.reshape(state.replica.params["kernel"], (4, 3, 4))
-    np.testing.assert_array_equal(held.replica.params["kernel"], in_order)
+    np.testing.assert_array_equal(host_state.replica.params["kernel"], in_order)
     unbroken = trainer.run(state, halves[1])
     seconds = trainer.compile_seconds
     assert_same(
         *(
-            host(each)
-            for each in (trainer.run(trainer.from_host(held), halves[1]), unbroken)
+            host(run)
+            for run in (trainer.run(trainer.from_host(host_state), halves[1]), unbroken)
         )
     )
     assert trainer.compile_seconds == seconds
-    fewer = jax.tree.map(lambda x: x[:3], held.replica)
+    fewer = jax.tree.map(lambda x: x[:3], host_state.replica)
     with pytest.raises(ValueError, match=r"held\.replica\.\S* has shape \(3.*\), but"):
-        trainer.from_host(held._replace(replica=fewer))
+        trainer.from_host(host_state._replace(replica=fewer))

@@ -44,9 +44,9 @@ def test_command_that_starts_processes_does_not_import_jax():
 
 def test_killed_process_is_named_at_once_and_ends_all(capfd):
     children = programs(HANG, "kill -9 $$")
-    began = time.monotonic()
+    start_time = time.monotonic()
     assert watch(children, []) == 75
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - start_time < 5
     line = f"process 1 (pid {children[1].pid}) was killed by SIGKILL\n"
     assert capfd.readouterr().err == line
     assert children[0].returncode == -signal.SIGKILL
@@ -70,9 +70,9 @@ def test_process_that_is_done_waits_for_one_that_writes(capfd, monkeypatch):
 
 @pytest.mark.slow
 def test_refusal_of_one_process_gives_the_others_time_to_say_why(capfd, tmp_path):
-    said = tmp_path / "said"
-    assert watch(programs(f"sleep 1; touch {said}; exit 2", "exit 2"), []) == 2
-    assert said.exists() and capfd.readouterr().err == ""
+    mark_path = tmp_path / "said"
+    assert watch(programs(f"sleep 1; touch {mark_path}; exit 2", "exit 2"), []) == 2
+    assert mark_path.exists() and capfd.readouterr().err == ""
 
 
 @pytest.mark.slow
@@ -97,9 +97,9 @@ def test_signals_stop_all_in_order_and_a_second_one_at_once(
     deaf = programs(f"trap '' TERM; touch {tmp_path}/deaf; {HANG}", "kill -STOP $$")
     until((tmp_path / "deaf").exists, "it ignores the signal")
     until(lambda: is_halted(deaf[1].pid), "it is stopped")
-    began = time.monotonic()
+    start_time = time.monotonic()
     assert watch(deaf, [number, number]) == code
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - start_time < 5
     assert [child.returncode for child in deaf] == [-signal.SIGKILL] * 2
     assert capfd.readouterr().err == ""
 
@@ -113,7 +113,7 @@ INT = signal.SIGINT
 
 
 @pytest.mark.parametrize(
-    "codes, asked, expected",
+    "codes, signal_number, expected",
     [
         ((0, 0), 0, (0, [])),
         ((0, 0), TERM, (0, [])),  # the signal came too late
@@ -133,9 +133,9 @@ INT = signal.SIGINT
         ((-6, 75), 0, (75, [FIRST_ABORTED])),
     ],
 )
-def test_exit_code_and_who_is_named(codes, asked, expected):
+def test_exit_code_and_who_is_named(codes, signal_number, expected):
     pids = range(70, 70 + len(codes))
-    assert verdict(codes, pids, asked) == expected
+    assert verdict(codes, pids, signal_number) == expected
 
 
 def test_restart_resumes_in_the_folder_of_the_first_attempt(
@@ -156,10 +156,12 @@ def test_restart_resumes_in_the_folder_of_the_first_attempt(
     assert capfd.readouterr().err.endswith("SIGKILL\nrestart 1 of 2\n")
     words = r"-m experiments\.run --algo bmuf( --overwrite)? --out (\S+)( --resume)? "
     words += r"--coordinator 127\.0\.0\.1:\d+ --num-processes 2 --process-id \d"
-    *first, a, b = (re.fullmatch(words, x) for x in log.read_text().splitlines())
-    assert first and all(x and x[1] and not x[3] for x in first)
+    *earlier_starts, a, b = (
+        re.fullmatch(words, x) for x in log.read_text().splitlines()
+    )
+    assert earlier_starts and all(x and x[1] and not x[3] for x in earlier_starts)
     assert a and b and not a[1] and a[3] and a[0] != b[0]
-    assert {x and x[2] for x in (*first, a, b)} == {a[2]}
+    assert {x and x[2] for x in (*earlier_starts, a, b)} == {a[2]}
 
 
 @pytest.mark.parametrize(
@@ -176,9 +178,9 @@ def test_what_repeats_at_the_same_step_ends_the_run(
     monkeypatch.setattr(sys, "executable", str(program))
     argv = shlex.split(f"--algo bmuf --processes 2 --max-restarts 2 --out {out}")
     assert starter.start(parse(argv), argv) == code
-    said = [f"restart {i + 1} of 2" for i in range(restarts)]
+    restart_lines = [f"restart {i + 1} of 2" for i in range(restarts)]
     ends = ["it ended at the same step as before: no restart"] if code == 1 else []
-    assert capfd.readouterr().err.splitlines() == said + ends
+    assert capfd.readouterr().err.splitlines() == restart_lines + ends
 
 
 @pytest.mark.slow
@@ -196,7 +198,8 @@ def test_process_ends_with_its_starter_and_so_does_what_it_started(tmp_path):
         stdin=subprocess.PIPE,
         start_new_session=True,
     )
-    pid = int(until(lambda: (x := tmp_path / "pid").exists() and x.read_text(), "it"))
+    pid_path = tmp_path / "pid"
+    pid = int(until(lambda: pid_path.exists() and pid_path.read_text(), "its pid"))
     time.sleep(0.5)
     assert child.poll() is None and not are_gone([pid])
     child.communicate(timeout=10)  # closes its stdin
@@ -221,8 +224,8 @@ def test_two_processes_of_which_one_is_lost_end_as_one_process_does(start, tmp_p
     os.kill(pid, signal.SIGKILL)
     alone = run(RUN, tmp_path / "alone")
     ended = command.ended().with_code(0)
-    named = f"process 1 (pid {pid}) was killed by SIGKILL\nrestart 1 of 1\n"
-    assert named in ended.stderr
+    message = f"process 1 (pid {pid}) was killed by SIGKILL\nrestart 1 of 1\n"
+    assert message in ended.stderr
     assert len(ended.summary["resumed_at"]) == 1
     assert ended.summary["processes"] == 2
     assert ended.summary["params_sha256"] == alone.summary["params_sha256"]

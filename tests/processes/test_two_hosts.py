@@ -51,30 +51,39 @@ def hosts():
 
 def started_on(hosts, command, start, tmp_path):
     """The command on each of two hosts, joined by hand; they share no folder."""
-    at = f"{ADDRESSES[0]}:{PORT}"
+    coordinator = f"{ADDRESSES[0]}:{PORT}"
     return [
-        start(by_hand(at, i, command), tmp_path / f"out-of-{i}", program=[*x, *PROGRAM])
+        start(
+            by_hand(coordinator, i, command),
+            tmp_path / f"out-of-{i}",
+            program=[*x, *PROGRAM],
+        )
         for i, x in enumerate(hosts)
     ]
 
 
 def listening(host):
     """The addresses at which sockets of a host listen, without their ports."""
-    shown = subprocess.check_output([*host, "ss", "-ltnH"], encoding="utf-8").split()
+    socket_words = subprocess.check_output(
+        [*host, "ss", "-ltnH"], encoding="utf-8"
+    ).split()
     return [
-        x.rpartition(":")[0].strip("[]").removeprefix("::ffff:") for x in shown[3::5]
+        x.rpartition(":")[0].strip("[]").removeprefix("::ffff:")
+        for x in socket_words[3::5]
     ]
 
 
 @pytest.mark.slow
 def test_two_hosts_joined_by_hand_train_as_one_does(hosts, start, tmp_path):
     command = "--algo hierarchical --steps 32 --eval-every 16 --checkpoint-every 16"
-    first, second = (x.ended() for x in started_on(hosts, command, start, tmp_path))
-    assert (first.code, second.code) == (0, 0), (first, second)
+    first_run, second_run = (
+        x.ended() for x in started_on(hosts, command, start, tmp_path)
+    )
+    assert (first_run.code, second_run.code) == (0, 0), (first_run, second_run)
     alone = execute(command, tmp_path / "alone")
-    assert first.summary["params_sha256"] == alone.summary["params_sha256"]
-    assert first.summary["processes"] == 2
-    for number, ended in enumerate((first, second)):
+    assert first_run.summary["params_sha256"] == alone.summary["params_sha256"]
+    assert first_run.summary["processes"] == 2
+    for number, ended in enumerate((first_run, second_run)):
         names = sorted(x.name for x in (ended.out / "checkpoints").iterdir())
         assert names == [f"step-{step:08}.{number}-of-2.npz" for step in (16, 32)]
 
@@ -84,15 +93,20 @@ def test_each_host_listens_in_their_network_and_ends_with_the_link(
     hosts, start, tmp_path
 ):
     command = "--steps 100000 --eval-every 100000 --checkpoint-every 16"
-    both = started_on(hosts, command, start, tmp_path)
-    until(lambda: all(beneath(x.run_out, "step-*.npz") for x in both), "checkpoints")
+    commands_of_hosts = started_on(hosts, command, start, tmp_path)
+    until(
+        lambda: all(beneath(x.run_out, "step-*.npz") for x in commands_of_hosts),
+        "checkpoints",
+    )
     # In a network namespace of its own, all that listens is ours.
-    shown = [listening(host) for host in hosts]
+    listening_addresses = [listening(host) for host in hosts]
     subprocess.run([*hosts[0], *["ip", "link", "set", "wire", "down"]], check=True)
-    for ended in (x.ended() for x in both):
+    for ended in (x.ended() for x in commands_of_hosts):
         assert ended.code in (75, -signal.SIGABRT), ended.stderr
         assert "is gone" in ended.stderr or "JAX distributed service" in ended.stderr
-    for places, address, least in zip(shown, ADDRESSES, (2, 1), strict=True):
+    for places, address, least in zip(
+        listening_addresses, ADDRESSES, (2, 1), strict=True
+    ):
         assert len(places) >= least  # process 0 has one more: jax's service
         assert {*places} == {address}
 

@@ -315,7 +315,7 @@ def test_a_stopped_command_leaves_no_process_and_goes_on(serial, number, tmp_pat
     assert command.ended().code == code
     until(lambda: not tagged(tag), "no process is left")
     if code != -9:
-        assert re.search(r"stopped after \d+ of 10 runs", command.said)
+        assert re.search(r"stopped after \d+ of 10 runs", command.stderr_text)
         assert list(out.rglob(".s*")) == []
     ended = study(f"{STUDY} --jobs 2", out, JAX_NUM_CPU_DEVICES=1).with_code(0)
     assert re.match(r"[2-9] of 10 runs are already complete", ended.stderr)
@@ -456,7 +456,7 @@ def test_a_command_that_was_stopped_itself_keeps_its_workers(long_study):
     command.kill(signal.SIGCONT)
     time.sleep(2)
     assert psutil.Process(command.process.pid).children() == workers
-    assert "is gone" not in command.said
+    assert "is gone" not in command.stderr_text
 
 
 @pytest.mark.slow
@@ -538,9 +538,9 @@ def test_a_run_that_hangs_is_named(tmp_path):
 
         until(lambda: len(lines()) > 2, "it takes steps")
         dask.workers[0].kill(signal.SIGSTOP)
-        old_length = len(command.said)
+        old_length = len(command.stderr_text)
         message = "sync_sgd, seed 0: no step for 3 s on the Dask worker tcp://"
-        until(lambda: message in command.said[old_length:], "it is named")
+        until(lambda: message in command.stderr_text[old_length:], "it is named")
         assert command.process.poll() is None
         command.kill(signal.SIGINT)
         assert command.ended().code == 130

@@ -300,7 +300,7 @@ def test_delay_is_the_one_with_which_sends_take_effect(case):
     noise[:, 1 - watched] *= -7
     with jax.enable_x64(True):
         usual, other = (train(strategy, workers=2, noise=n) for n in (NOISE, noise))
-        decisions = owed(name).taken(STEPS)
+        decisions = owed(name).decisions(STEPS)
         params = unflatten(START)
         sends = communication(strategy, params, workers=2, steps=STEPS, taken=decisions)
     changed = (usual.replicas[:, watched] != other.replicas[:, watched]).any(1)

@@ -1,7 +1,7 @@
 """The session's chosen tests: what one needs is made together with what others need."""
 
 
-def asked(request, name, **fixed):
+def chosen_values(request, name, **fixed):
     """The values of a parameter that chosen tests of this file have, in their order.
 
     Args:

@@ -112,10 +112,10 @@ class Part:
 
     def correctness(self, row):
         """By seed, which test examples a model is right on, (examples,) of 0 and 1."""
-        path, same = row
+        path, row_conditions = row
         correct_by_seed = {}
         for line in read_lines(path):
-            if line | same == line and not line["diverged"]:
+            if line | row_conditions == line and not line["diverged"]:
                 code = np.frombuffer(bytes.fromhex(line["correct"]), np.uint8)
                 bits = np.unpackbits(code)
                 num_examples = round(bits.sum() / line["test_accuracy"])
@@ -138,9 +138,11 @@ class Part:
         num_seeds, num_examples = gains.shape
         by_seed = gains.mean(axis=1)
         by_example = gains.mean(axis=0)
-        rest = gains - by_seed[:, None] - by_example + gains.mean()
-        rest_variance = (rest**2).sum() / ((num_seeds - 1) * (num_examples - 1))
-        example_variance = by_example.var(ddof=1) - rest_variance / num_seeds
+        unexplained = gains - by_seed[:, None] - by_example + gains.mean()
+        unexplained_variance = (unexplained**2).sum() / (
+            (num_seeds - 1) * (num_examples - 1)
+        )
+        example_variance = by_example.var(ddof=1) - unexplained_variance / num_seeds
         variance = by_seed.var(ddof=1) / num_seeds
         variance += max(0.0, example_variance) / num_examples
         half = student.ppf(0.975, num_seeds - 1) * np.sqrt(variance)

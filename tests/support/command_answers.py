@@ -117,7 +117,9 @@ def answered(commands, cwd=ROOT, **environ):
         that were imported by then.
     """
     commands_json = json.dumps([*commands])
-    return json.loads(run_python(["-c", ANSWER], cwd, told=commands_json, **environ)[0])
+    return json.loads(
+        run_python(["-c", ANSWER], cwd, stdin_text=commands_json, **environ)[0]
+    )
 
 
 def assert_told(answer, expected_words, is_tried=False):

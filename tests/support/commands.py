@@ -136,16 +136,16 @@ class Command:
         self.pid = self.process.pid
 
     @property
-    def said(self):
+    def stderr_text(self):
         """The stderr so far."""
         return self.err.read_text("utf-8")
 
     def wait_for(self, pattern, limit=TIMEOUT):
         """Waits for a text on stderr; returns the match."""
         try:
-            return until(lambda: re.search(pattern, self.said), pattern, limit)
+            return until(lambda: re.search(pattern, self.stderr_text), pattern, limit)
         except AssertionError as error:
-            raise AssertionError(f"{error}; said so far:\n{self.said}") from None
+            raise AssertionError(f"{error}; said so far:\n{self.stderr_text}") from None
 
     def kill(self, number=signal.SIGKILL):
         """Sends a signal to the command itself, which must be there."""
@@ -253,13 +253,15 @@ def take_part(work):
         os._exit(1)
 
 
-def ran(words, cwd=ROOT, timeout: float | None = TIMEOUT, told="", **environ):
+def run_program(
+    words, cwd=ROOT, timeout: float | None = TIMEOUT, stdin_text="", **environ
+):
     """A program that has ended, with its output as text; it was told some input."""
     return subprocess.run(
         words,
         cwd=cwd,
         env=environment(**environ),
-        input=told,
+        input=stdin_text,
         capture_output=True,
         encoding="utf-8",
         timeout=timeout,
@@ -267,8 +269,10 @@ def ran(words, cwd=ROOT, timeout: float | None = TIMEOUT, told="", **environ):
 
 
 def run_python(words, *arguments, **environ):
-    """Runs Python as `ran` does; it must end with 0. Returns its stdout and stderr."""
-    ended = ran([sys.executable, *words], *arguments, **{"PYTHONPATH": ROOT, **environ})
+    """Returns stdout and stderr of Python, run by `run_program`; it must end with 0."""
+    ended = run_program(
+        [sys.executable, *words], *arguments, **{"PYTHONPATH": ROOT, **environ}
+    )
     assert ended.returncode == 0, ended.stderr
     return ended.stdout, ended.stderr
 
@@ -282,7 +286,7 @@ def find_imports(code):
 def execute(command, out, program=PROGRAM, timeout=TIMEOUT, **environ):
     """Runs a command to its end."""
     words = [*program, *shlex.split(command), "--out", str(out)]
-    ended = ran(words, timeout=timeout, **environ)
+    ended = run_program(words, timeout=timeout, **environ)
     return Run(ended.returncode, ended.stdout, ended.stderr, out)
 
 
@@ -292,13 +296,16 @@ def in_background(command, out, module="experiments.run", **environ):
     words = [sys.executable, "-m", module, *shlex.split(command), "--out", str(out)]
     started = Command(words, out.parent, "background", environment(**environ))
 
-    def wait_for(text, after=""):
-        pattern = f"{re.escape(after)}.*{re.escape(text)}"
+    def wait_for(text, earlier_text=""):
+        pattern = f"{re.escape(earlier_text)}.*{re.escape(text)}"
         ended = started.process.poll
         until(
-            lambda: ended() is not None or re.search(pattern, started.said, re.S), text
+            lambda: (
+                ended() is not None or re.search(pattern, started.stderr_text, re.S)
+            ),
+            text,
         )
-        assert ended() is None, started.said
+        assert ended() is None, started.stderr_text
 
     try:
         yield started.process, wait_for

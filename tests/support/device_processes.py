@@ -12,7 +12,7 @@ from support.resumed_runs import OURS
 
 
 @functools.cache
-def found(program, *words):
+def run_module(program, *words):
     """Runs a module of support once; returns what it writes to its first argument."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "found.json"

@@ -21,17 +21,17 @@ HALF = 4
 STEPS = 8
 
 
-class Seen(NamedTuple):
+class ProcessResults(NamedTuple):
     """Results of one process, as NumPy arrays.
 
     Attributes:
         common: what must be the same in all processes.
-        own: leaves lead with this process's workers.
+        worker_values: leaves lead with this process's workers.
         workers: their numbers.
     """
 
     common: Any
-    own: Any
+    worker_values: Any
     workers: list[int]
 
 
@@ -52,44 +52,44 @@ def host(tree):
     return jax.tree.map(leaf, tree)
 
 
-def part(trainer, batches):
+def cut_own_part(trainer, batches):
     """This process's contiguous part of each global batch."""
 
     def cut(x):
-        each = x.shape[1] // trainer.workers
-        here = trainer.layout.own_workers
-        return x[:, here.start * each : here.stop * each]
+        worker_rows = x.shape[1] // trainer.workers
+        own_workers = trainer.layout.own_workers
+        return x[:, own_workers.start * worker_rows : own_workers.stop * worker_rows]
 
     return jax.tree.map(cut, batches)
 
 
-def taken(tree, first, stop):
-    return jax.tree.map(lambda x: x[first:stop], tree)
+def take_steps(tree, start, stop):
+    return jax.tree.map(lambda x: x[start:stop], tree)
 
 
-def seen(trainer, state, metrics, batches):
+def collect_results(trainer, state, metrics, batches):
     """Everything that a trainer tells of a state."""
-    held = trainer.to_host(state)
-    first = part(trainer, taken(batches, 0, 2))
+    host_state = trainer.to_host(state)
+    first_batches = cut_own_part(trainer, take_steps(batches, 0, 2))
     common = {
         "metrics": metrics,
-        "evaluation": trainer.evaluate(state, first),
+        "evaluation": trainer.evaluate(state, first_batches),
         "center": trainer.center(state),
         "divergence": trainer.divergence(state),
-        "key": held.key,
-        "step": held.step,
+        "key": host_state.key,
+        "step": host_state.step,
     }
-    own = host({"replica": held.replica, "sync": held.sync})
-    return Seen(host(common), own, [*trainer.layout.own_workers])
+    worker_values = host({"replica": host_state.replica, "sync": host_state.sync})
+    return ProcessResults(host(common), worker_values, [*trainer.layout.own_workers])
 
 
 def train(trainer, state, batches):
     """In two dispatches; returns the state and what it saw."""
     metrics = []
-    for half in (taken(batches, 0, HALF), taken(batches, HALF, STEPS)):
-        state, of_half = trainer.run(state, part(trainer, half))
+    for half in (take_steps(batches, 0, HALF), take_steps(batches, HALF, STEPS)):
+        state, of_half = trainer.run(state, cut_own_part(trainer, half))
         metrics.append(of_half)
-    return state, seen(trainer, state, metrics, batches)
+    return state, collect_results(trainer, state, metrics, batches)
 
 
 # Peers, parts that are gathered, votes in two hops, decisions; `of_draws` has groups.
@@ -139,7 +139,7 @@ def debugged(backend, workers, devices=None):
         return train(trainer, trainer.init(linear.make_params()), linear.BATCHES)[1]
 
 
-def of_orbax(backend, folder):
+def restore_from_orbax(backend, folder):
     """Goes on from a checkpoint of Orbax: on the same devices, and on half of them.
 
     Returns:
@@ -148,40 +148,48 @@ def of_orbax(backend, folder):
     """
     import orbax.checkpoint as ocp
 
-    def by_worker(own):
-        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), own)
+    def by_worker(worker_state):
+        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), worker_state)
 
-    def kept(trainer, state):
-        held = trainer.to_host(state)
-        own = host({"replica": held.replica, "sync": held.sync})
-        return Seen(host((held.step, held.key)), own, [*trainer.layout.own_workers])
+    def collect_saved(trainer, state):
+        host_state = trainer.to_host(state)
+        worker_state = host({"replica": host_state.replica, "sync": host_state.sync})
+        return ProcessResults(
+            host((host_state.step, host_state.key)),
+            worker_state,
+            [*trainer.layout.own_workers],
+        )
 
     trainer = drawing.make_trainer(backend, 4, None)
     batches = drawing.make_batches()
-    halves = [part(trainer, taken(batches, i, i + HALF)) for i in (0, HALF)]
+    halves = [
+        cut_own_part(trainer, take_steps(batches, i, i + HALF)) for i in (0, HALF)
+    ]
     state, _ = trainer.run(drawing.start(trainer), halves[0])
     path = Path(folder, backend)
-    saved = kept(trainer, state)
+    saved = collect_saved(trainer, state)
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(path / "state", state)
         rows = state._replace(**jax.jit(by_worker)(state.own)._asdict())
         checkpointer.save(path / "rows", rows)
-        unbroken = kept(trainer, trainer.run(state, halves[1])[0])
+        unbroken = collect_saved(trainer, trainer.run(state, halves[1])[0])
         checkpointer.wait_until_finished()
 
         again = drawing.make_trainer(backend, 4, None)
         state = checkpointer.restore(path / "state", drawing.start(again))
-        resumed = kept(again, again.run(state, halves[1])[0])
+        resumed = collect_saved(again, again.run(state, halves[1])[0])
 
         fewer = drawing.make_trainer(backend, 4, [0, 2])
         start = drawing.start(fewer)
         like = start._replace(**jax.jit(by_worker)(start.own)._asdict())
         rows = checkpointer.restore(path / "rows", like)
-        own = jax.jit(
-            lambda own: jax.tree.map(lambda x, y: x.reshape(y.shape), own, start.own),
+        worker_state = jax.jit(
+            lambda worker_state: jax.tree.map(
+                lambda x, y: x.reshape(y.shape), worker_state, start.own
+            ),
             out_shardings=jax.tree.map(lambda x: x.sharding, start.own),
         )(rows.own)
-        moved = kept(fewer, rows._replace(**own._asdict()))
+        moved = collect_saved(fewer, rows._replace(**worker_state._asdict()))
     return unbroken, resumed, saved, moved
 
 
@@ -194,11 +202,11 @@ def alone(backend, rounds):
     devices = jax.local_devices()[: 1 if backend == "vmap" else None]
     trainer = linear.make_trainer(backend=backend, devices=devices)
     state = trainer.init(linear.make_params())
-    found = []
+    results = []
     for _ in range(rounds[jax.process_index()]):
         state, saw = train(trainer, state, linear.BATCHES)
-        found.append(saw)
-    return found
+        results.append(saw)
+    return results
 
 
 def refusals():
@@ -214,10 +222,12 @@ def refusals():
 
     jax.monitoring.register_event_duration_secs_listener(note)
     trainer = drawing.make_trainer("pmap", 4, None)
-    apart = drawing.make_trainer("pmap", 4, jax.local_devices())
+    local_trainer = drawing.make_trainer("pmap", 4, jax.local_devices())
     state = drawing.start(trainer)
-    held = trainer.to_host(state)
-    more = jax.tree.map(lambda x: np.concatenate([x, x]), held.replica.params)
+    host_state = trainer.to_host(state)
+    doubled_params = jax.tree.map(
+        lambda x: np.concatenate([x, x]), host_state.replica.params
+    )
     elsewhere = [d for d in jax.devices() if d.process_index != jax.process_index()]
     seven, six = (
         jax.tree.map(lambda x, n=n: x[:, :n], drawing.make_batches()) for n in (7, 6)
@@ -230,27 +240,29 @@ def refusals():
         "uneven devices": layout(6, [0, 1, 2]),
         "devices elsewhere": layout(4, elsewhere),
         "batch": lambda: trainer.run(state, seven),
-        "batch of one alone": lambda: apart.run(state, six),
+        "batch of one alone": lambda: local_trainer.run(state, six),
         "workers of another number": lambda: trainer.from_host(
-            held._replace(replica=held.replica._replace(params=more))
+            host_state._replace(
+                replica=host_state.replica._replace(params=doubled_params)
+            )
         ),
     }
-    found = {}
+    answers = {}
     for name, attempt in attempts.items():
         compiled.clear()
         try:
             attempt()
         except Exception as error:
-            found[name] = type(error).__name__, str(error), len(compiled)
-    return found
+            answers[name] = type(error).__name__, str(error), len(compiled)
+    return answers
 
 
-ALL = algorithms, alone, debugged, of_draws, of_orbax, of_tables, refusals
+ALL = algorithms, alone, debugged, of_draws, restore_from_orbax, of_tables, refusals
 WORK = {function.__name__: function for function in ALL}
 
 
 def work(process, processes, folder):
     """Does FOLDER/work.json, and leaves the results in FOLDER/PROCESS.pickle."""
-    work = json.loads(Path(folder, "work.json").read_text())
-    found = [WORK[name](**arguments) for name, arguments in work]
-    Path(folder, f"{process}.pickle").write_bytes(pickle.dumps(found))
+    tasks = json.loads(Path(folder, "work.json").read_text())
+    results = [WORK[name](**arguments) for name, arguments in tasks]
+    Path(folder, f"{process}.pickle").write_bytes(pickle.dumps(results))

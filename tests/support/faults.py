@@ -34,7 +34,7 @@ class Command(Started):
     def ended(self, limit=TIMEOUT):
         """Its output, and its exit code."""
         code = self.process.wait(limit)
-        return Run(code, self.out.read_text("utf-8"), self.said, self.run_out)
+        return Run(code, self.out.read_text("utf-8"), self.stderr_text, self.run_out)
 
     def member(self, number):
         """The pid of a process that it has started, once it has."""

@@ -36,13 +36,13 @@ class Victim(NamedTuple):
         command: that makes the run.
         pid: of the process.
         number: of the process, which its checkpoints' parts have too.
-        of: processes.
+        processes: processes.
     """
 
     command: Command
     pid: int
     number: int = 0
-    of: int = 1
+    processes: int = 1
 
     @property
     def is_over(self):
@@ -54,7 +54,7 @@ class Victim(NamedTuple):
         """Whether it has begun to write a checkpoint, and not ended."""
         hidden_files = (self.command.run_out / FOLDER).glob(".*")
         return any(
-            parse_unfinished_name(x.name) == (self.number, self.of)
+            parse_unfinished_name(x.name) == (self.number, self.processes)
             for x in hidden_files
         )
 

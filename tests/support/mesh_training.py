@@ -68,9 +68,13 @@ DRAWING = {"distributed_lion", "quantized_sgd", "signum", "sparta"}
 def rule(axes, name=""):
     """The specs for axes within a worker, for the algorithm of a name."""
     if "tensor" in axes and name in DRAWING:
-        both = ("fsdp", "tensor")
-        specs = {"in": P(*both), "out": P(*both), "stack": P(None, *both)}
-        return {**specs, "bias": P(both)}
+        joint_axes = ("fsdp", "tensor")
+        specs = {
+            "in": P(*joint_axes),
+            "out": P(*joint_axes),
+            "stack": P(None, *joint_axes),
+        }
+        return {**specs, "bias": P(joint_axes)}
     if "tensor" in axes:
         specs = {"in": P("fsdp", "tensor"), "out": P("tensor", "fsdp")}
         return {**specs, "bias": P("tensor"), "stack": P(None, "fsdp", "tensor")}
@@ -82,13 +86,12 @@ def rule(axes, name=""):
 def cut(x, spec, axes):
     """The shards of an array, in order."""
     over = [*spec, *[None] * x.ndim][: x.ndim]
-    parts = [math.prod(axes.get(n, 1) for n in jax.tree.leaves(x)) for x in over]
-    where = itertools.product(*map(range, parts))
-    sizes = [n // p for n, p in zip(x.shape, parts, strict=True)]
-    places = [
-        tuple(slice(i * n, (i + 1) * n) for i, n in zip(at, sizes, strict=True))
-        for at in where
-    ]
+    slices_by_axis = []
+    for length, names in zip(x.shape, over, strict=True):
+        parts = math.prod(axes.get(name, 1) for name in jax.tree.leaves(names))
+        size = length // parts
+        slices_by_axis.append([slice(i * size, (i + 1) * size) for i in range(parts)])
+    places = [*itertools.product(*slices_by_axis)]
     return places, [x[place] for place in places]
 
 
@@ -101,17 +104,21 @@ def in_pieces(params, axes, specs):
         return f"{shard:02} {name}"
 
     def join(pieces):
-        whole = {name: jnp.zeros(x.shape, x.dtype) for name, x in params.items()}
+        joined_params = {
+            name: jnp.zeros(x.shape, x.dtype) for name, x in params.items()
+        }
         for name, (places, _) in cuts.items():
             for shard, place in enumerate(places):
-                whole[name] = whole[name].at[place].set(pieces[key(name, shard)])
-        return whole
+                joined_params[name] = (
+                    joined_params[name].at[place].set(pieces[key(name, shard)])
+                )
+        return joined_params
 
-    return {
-        key(name, shard): piece
-        for name, (_, pieces) in cuts.items()
-        for shard, piece in enumerate(pieces)
-    }, join
+    pieces_by_key = {}
+    for name, (_, pieces) in cuts.items():
+        for shard, piece in enumerate(pieces):
+            pieces_by_key[key(name, shard)] = piece
+    return pieces_by_key, join
 
 
 def algorithm(name):
@@ -126,25 +133,31 @@ def algorithm(name):
 def begun_alike(strategy):
     """The strategy, with the first columns of the identity for first factors."""
 
-    def first(q):
+    def make_first_factor(q):
         return jnp.broadcast_to(jnp.eye(*q.shape[-2:]), q.shape)
 
     def init(params):
         state = strategy.init(params)
-        return state._replace(factors=jax.tree.map(first, state.factors))
+        return state._replace(factors=jax.tree.map(make_first_factor, state.factors))
 
     return strategy._replace(init=init)
+
+
+def _keep(params):
+    return params
 
 
 def trained(name, layout, on_mesh):
     """The trainer and its state after STEPS steps, and the params of all workers."""
     workers, lanes, axes = LAYOUTS[layout]
-    params, batches, specs = *model(), rule(axes, name)
-    strategy, join = algorithm(name), lambda params: params
+    params, batches = model()
+    specs = rule(axes, name)
+    strategy = algorithm(name)
+    join = _keep
     if on_mesh:
-        how = {"mesh": axes, "shardings": specs, "lanes": lanes}
+        placement_options = {"mesh": axes, "shardings": specs, "lanes": lanes}
     else:
-        how = {"devices": range(min(workers, DEVICES))}
+        placement_options = {"devices": range(min(workers, DEVICES))}
         if name in ON_SHARDS:
             params, join = in_pieces(params, axes, specs)
     trainer = syncalgos.DataParallel(
@@ -153,22 +166,26 @@ def trained(name, layout, on_mesh):
         strategy,
         workers=workers,
         backend="shard_map",
-        **placed(how),
+        **placed(placement_options),
     )
     state, metrics = trainer.run(trainer.init(params), batches)
-    held = jax.vmap(join)(trainer.to_host(state).replica.params)
+    worker_params = jax.vmap(join)(trainer.to_host(state).replica.params)
     center = join(jax.tree.map(np.asarray, trainer.center(state).params))
     losses = np.asarray(trainer.evaluate(state, batches)["loss"])
-    return trainer, state, jax.tree.map(np.asarray, (held, center, metrics, losses))
+    return (
+        trainer,
+        state,
+        jax.tree.map(np.asarray, (worker_params, center, metrics, losses)),
+    )
 
 
 def counted(trainer, state, quantity="bytes"):
     """Counts what the ledger finds that one device sends, by kind: bytes, or calls."""
-    found = trainer.program_sends(state)
+    program_sends = trainer.program_sends(state)
     index = ("bytes", "calls").index(quantity)
     totals = Counter()
-    for sent in (found.always, found.branched):
-        for kind, counts in sent.items():
+    for sends_by_kind in (program_sends.always, program_sends.branched):
+        for kind, counts in sends_by_kind.items():
             totals[kind] += counts[index]
     return {kind: float(total) for kind, total in totals.items()}
 
@@ -186,34 +203,45 @@ def compiled(trainer):
         if key.program is RUN
     ]
     collectives = hlo.find_collectives(text)
-    each = trainer.layout.devices_each
-    found = Counter()
+    devices_each = trainer.layout.devices_each
+    bytes_by_kind = Counter()
     peers = True
     branched = True
     within = set()
-    for sent in collectives:
-        across = [len({i // each for i in group}) > 1 for group in sent.groups]
-        if not any(across):
-            within.add(sent.kind)
+    for collective in collectives:
+        crosses_workers = False
+        is_of_peers = True
+        for group in collective.groups:
+            workers_of_group = {device // devices_each for device in group}
+            places_in_workers = {device % devices_each for device in group}
+            crosses_workers = crosses_workers or len(workers_of_group) > 1
+            is_of_peers = is_of_peers and len(places_in_workers) == 1
+        if not crosses_workers:
+            within.add(collective.kind)
         # Metrics are averaged once, after all steps.
-        if not any(across) or not sent.is_looped:
+        if not crosses_workers or not collective.is_looped:
             continue
-        found[sent.kind] += sent.bytes
-        peers &= all(len({i % each for i in group}) == 1 for group in sent.groups)
-        branched &= bool(sent.choices)
-    return {kind: float(n) for kind, n in found.items()}, peers, branched, within
+        bytes_by_kind[collective.kind] += collective.bytes
+        peers = peers and is_of_peers
+        branched = branched and bool(collective.choices)
+    return (
+        {kind: float(n) for kind, n in bytes_by_kind.items()},
+        peers,
+        branched,
+        within,
+    )
 
 
 def compared(name, layout):
     """All that the tests look at, of one algorithm."""
     trainer, state, meshed = trained(name, layout, True)
     _, _, plain = trained(name, layout, False)
-    sent, peers, branched, within = compiled(trainer)
+    sent_bytes, peers, branched, within = compiled(trainer)
     return {
         "apart": [largest(*pair) for pair in zip(meshed, plain, strict=True)],
         "moved": largest(meshed[1], model()[0]),
         "counted": counted(trainer, state) if trainer.layout.lanes == 1 else None,
-        "sent": sent,
+        "sent": sent_bytes,
         "peers": peers,
         "branched": branched,
         "within": sorted(within),

@@ -196,13 +196,13 @@ def train_over(
     batches = make_batches(transport.size)
     example = replica, state, np.int32(0), batches[0, 0]
     take_step = compile_first(transport, make_step(strategy, optimizer), *example)
-    center_of = compile_first(transport, strategy.center, params, state)
+    compute_center = compile_first(transport, strategy.center, params, state)
     sent_bytes = []
     for step in range(STEPS):
         batch = batches[step, transport.rank]
         replica, state = peers.run(take_step, replica, state, np.int32(step), batch)
         sent_bytes.append(transport.sent_bytes)
-    center = peers.run(center_of, replica.params, state)
+    center = peers.run(compute_center, replica.params, state)
     return Run(*jax.device_get((replica.params, center)), np.array(sent_bytes))
 
 
@@ -232,7 +232,7 @@ def train_by_data_parallel(
     return Run(params, center, traffic.per_step)
 
 
-def most_sent(runs: Sequence[Run]) -> np.ndarray:
+def count_largest_sends(runs: Sequence[Run]) -> np.ndarray:
     """Adds up what the worker that sends the most sends in each step, (steps,)."""
     per_step = [np.diff(run.sent_bytes, prepend=0) for run in runs]
     return np.cumsum(np.max(per_step, axis=0))

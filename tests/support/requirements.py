@@ -37,20 +37,20 @@ class Owed(NamedTuple):
 
     Attributes:
         agree_after: the local steps, from 0, after which replicas are equal.
-        sends_at: the local steps, from 0, in which anything is sent.
-        sent: workers -> bytes that each sends in all.
+        send_steps: the local steps, from 0, in which anything is sent.
+        expected_bytes: workers -> bytes that each sends in all.
         optimizer: the inner one, for an algorithm that means a certain kind.
         decided: for one that decides on what it sends by data, what at each local step:
             a row of as many booleans as it has decisions.
     """
 
     agree_after: tuple[int, ...] = (PERIOD - 1, 2 * PERIOD - 1)
-    sends_at: tuple[int, ...] = (PERIOD - 1, 2 * PERIOD - 1)
-    sent: Callable[[int], float] = lambda n: 2 * ring(n, PARAMS)
+    send_steps: tuple[int, ...] = (PERIOD - 1, 2 * PERIOD - 1)
+    expected_bytes: Callable[[int], float] = lambda n: 2 * ring(n, PARAMS)
     optimizer: optax.GradientTransformation = optax.sgd(0.1, momentum=0.9)
     decided: tuple[tuple[bool, ...], ...] | None = None
 
-    def taken(self, steps: int) -> np.ndarray | None:
+    def decisions(self, steps: int) -> np.ndarray | None:
         """The `taken` of `communication` for so many steps."""
         if self.decided is None:
             return None
@@ -103,12 +103,13 @@ OWED = {
     ),
     # In groups after steps 2 and 6, all after 4 and 8.
     "hierarchical": Owed(
-        sends_at=(1, 3, 5, 7),
-        sent=lambda n: 2 * ring(n, PARAMS) + 2 * ring(in_groups(n), PARAMS),
+        send_steps=(1, 3, 5, 7),
+        expected_bytes=lambda n: 2 * ring(n, PARAMS) + 2 * ring(in_groups(n), PARAMS),
     ),
     # A bound that a worker exceeds by every fourth step, where all vote by one number.
     "dynamic_averaging": Owed(
-        sent=lambda n: 2 * ring(n, PARAMS + 4), decided=((False,),) * 3 + ((True,),)
+        expected_bytes=lambda n: 2 * ring(n, PARAMS + 4),
+        decided=((False,),) * 3 + ((True,),),
     ),
     # Moments are counted with a replica that has them: see test_communication.py.
     "des_loc": Owed(optimizer=optax.adam(0.1)),
@@ -118,38 +119,45 @@ OWED = {
     # The pull of step 5 begins at the anchor, and ends there.
     "palsgd": Owed((3, 4, 7)),
     # And a norm of each leaf.
-    "edit": Owed(sent=lambda n: 2 * (ring(n, PARAMS) + gathered(n, 4 * len(SIZES)))),
+    "edit": Owed(
+        expected_bytes=lambda n: 2 * (ring(n, PARAMS) + gathered(n, 4 * len(SIZES)))
+    ),
     # Rank 1 of (5, 3) and (3, 1); vectors and scalars whole.
-    "diloco_x": Owed(sent=lambda n: 2 * ring(n, 4 * ((5 + 3) + (3 + 1) + 3 + 1))),
+    "diloco_x": Owed(
+        expected_bytes=lambda n: 2 * ring(n, 4 * ((5 + 3) + (3 + 1) + 3 + 1))
+    ),
     "overlap_local_sgd": Owed(NONE),
     # Of equal speeds: all arrive together, and leave one after the other.
-    "async_diloco": Owed(NONE, sent=lambda n: 2 * gathered(n, PARAMS)),
-    "heloco": Owed(NONE, sent=lambda n: 2 * gathered(n, PARAMS)),
-    "halos": Owed(NONE, sent=lambda n: 2 * gathered(n, PARAMS)),
+    "async_diloco": Owed(NONE, expected_bytes=lambda n: 2 * gathered(n, PARAMS)),
+    "heloco": Owed(NONE, expected_bytes=lambda n: 2 * gathered(n, PARAMS)),
+    "halos": Owed(NONE, expected_bytes=lambda n: 2 * gathered(n, PARAMS)),
     # Four fragments, one a step; of equal speeds all answer at once.
     "decoupled_diloco": Owed(NONE, ALL),
-    "noloco": Owed(NONE, sent=lambda n: 2 * 2 * PARAMS * (n > 1)),
-    "gasloc": Owed(NONE, sent=lambda n: 2 * PARAMS * neighbors(n)),
+    "noloco": Owed(NONE, expected_bytes=lambda n: 2 * 2 * PARAMS * (n > 1)),
+    "gasloc": Owed(NONE, expected_bytes=lambda n: 2 * PARAMS * neighbors(n)),
     "easgd": Owed(NONE),
     "gossip": peers(PARAMS),
     # An all-reduce instead, after steps 4 and 8.
     "gossip_pga": Owed(
-        sends_at=ALL, sent=lambda n: 6 * PARAMS * (n > 1) + 2 * ring(n, PARAMS)
+        send_steps=ALL,
+        expected_bytes=lambda n: 6 * PARAMS * (n > 1) + 2 * ring(n, PARAMS),
     ),
     "d2": on_a_ring(PARAMS),
     "gradient_tracking": on_a_ring(2 * PARAMS),
     "choco_sgd": on_a_ring(6 * sum(CHOSEN)),  # values and indices of 16 bits
     "push_sum": peers(PARAMS + 4),  # and the weight
     "qg_dsgdm": on_a_ring(PARAMS),
-    "scaffold": Owed(sent=lambda n: 2 * ring(n, 2 * PARAMS)),
+    "scaffold": Owed(expected_bytes=lambda n: 2 * ring(n, 2 * PARAMS)),
     "scaffnew": Owed((1, 4), (1, 4)),  # as the coin of seed 0 falls
     "sparta": Owed(NONE, ALL, lambda n: 2 * PERIOD * ring(n, 4 * sum(CHOSEN))),
     # 2 components of each leaf, value and index of 16 bits; the scalar as it is.
     "demo": synchronous(lambda n: gathered(n, 6 * (2 + 2 + 2)) + ring(n, 4)),
     # Indices of 12 bits and, but for single values, bins of 2 and a table, in bytes.
-    "sparseloco": Owed(sent=lambda n: 2 * gathered(n, 3 * (2 + 4) + (8 + 2 + 4 * 4))),
+    "sparseloco": Owed(
+        expected_bytes=lambda n: 2 * gathered(n, 3 * (2 + 4) + (8 + 2 + 4 * 4))
+    ),
     # Values and indices of 16 bits.
-    "pulseloco": Owed(sent=lambda n: 2 * gathered(n, 6 * sum(CHOSEN))),
+    "pulseloco": Owed(expected_bytes=lambda n: 2 * gathered(n, 6 * sum(CHOSEN))),
     # At any rate: rank 2 of (5, 3), rank 1 of (3, 1); vectors and scalars whole.
     "powersgd": synchronous(lambda n: ring(n, 4 * (2 * (5 + 3) + (3 + 1) + 3 + 1))),
     # At half the rank: rank 2 of (5, 3), rank 1 of (3, 1); vectors and scalars whole.
@@ -278,7 +286,7 @@ OTHER_VALUES: dict[Any, Any] = {
 }
 
 # What else is set where a parameter would else change nothing.
-WITH: dict[tuple[str, str], dict[str, Any]] = {
+COMPANIONS: dict[tuple[str, str], dict[str, Any]] = {
     ("sync_sgd", "seed"): {"reduce": "int4"},
     ("diloco", "seed"): {"reduce": "int4"},
     ("muloco", "seed"): {"reduce": "int4"},

@@ -58,8 +58,10 @@ def made_up(
     """
     names = {name: (labels or {}).get(name, name) for name in ALGORITHMS}
     points = [f"{sweep}={x}" for x in (2, 4, 8)] if sweep else [""]
-    every = [(name, names[name], point) for point in points for name in ALGORITHMS]
-    baseline, *others = names
+    row_keys = []
+    for point in points:
+        row_keys += [(name, label, point) for name, label in names.items()]
+    baseline, *other_names = names
     return Report(
         title=f"{', '.join(names.values())} on digits",
         lead="No difference seen between sync_sgd and bmuf --nesterov",
@@ -71,7 +73,7 @@ def made_up(
         "97.2 %, no difference seen in 5 seeds) and sends 16 times less.",
         sentences=[
             f"{names[name]}: {CLAUSES[name]} (5 seeds, 95 % interval)."
-            for name in others
+            for name in other_names
         ],
         remarks=[
             "slowmo --slow-momentum 0.95: 1 of 5 runs diverged; its figures are those "
@@ -83,13 +85,13 @@ def made_up(
         terms="",
         baseline=names[baseline],
         target=0.95,
-        rows=[row(*each) for each in every],
-        curves=[curve(*each) for each in every],
+        rows=[row(*key) for key in row_keys],
+        curves=[curve(*key) for key in row_keys],
         networks=NETWORKS,
         step_seconds=[STEP_SECONDS],
         step_seconds_origin="measured here",
         sweep=sweep,
-        tuning=[scores(*each) for each in every] if tuned else [],
+        tuning=[scores(*key) for key in row_keys] if tuned else [],
         settings={"task": "digits", "workers": "8", "partition": "iid"},
         environment={"jax": "0.10.2", "machine": "x86_64, 2 cores"},
         command="python -m experiments.compare --task digits --algos 'sync_sgd,"
@@ -119,12 +121,14 @@ def curve(name: str, label: str, point: str) -> Curve:
     wiggle = random.normal(0, 0.002, len(steps))
     accuracy = 0.1 + (final - 0.1) * learned + wiggle
     loss = 0.08 + 2.2 * (1 - learned) + (0.98 - final) * 3 + wiggle
-    apart = np.zeros(len(steps)) if period == 1 else 0.4 * np.exp(-steps / 300) + wiggle
+    divergence = (
+        np.zeros(len(steps)) if period == 1 else 0.4 * np.exp(-steps / 300) + wiggle
+    )
     bands = {
         "train_loss": band(loss * 0.8, 0.02),
         "test_loss": band(loss, 0.03),
         "test_accuracy": band(accuracy, deviation + 0.02 * (1 - learned)),
-        "divergence": band(apart, 0.02 * (period > 1)),
+        "divergence": band(divergence, 0.02 * (period > 1)),
         "pseudo_gradient": band(0.5 * period**0.5 * np.exp(-steps / 200), 0.02),
     }
     if period > 1:
@@ -193,5 +197,7 @@ def scores(name: str, label: str, point: str) -> Tuning:
     values = [0.01, 0.0215, 0.0464, 0.1, 0.215, 0.464, 1.0]
     best = {"diloco": 6, "slowmo --slow-momentum 0.95": 2}.get(name, 3)
     means = [ALGORITHMS[name][0] - 0.012 * abs(i - best) ** 1.5 for i in range(7)]
-    found = [*means[:6], None if name.startswith("slowmo") else means[6]]
-    return Tuning(label, point, "lr", values, found, values[best], best in (0, 6))
+    scores_of_rates = [*means[:6], None if name.startswith("slowmo") else means[6]]
+    return Tuning(
+        label, point, "lr", values, scores_of_rates, values[best], best in (0, 6)
+    )

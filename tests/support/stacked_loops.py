@@ -95,14 +95,14 @@ def compared(name):
     mesh = jax.make_mesh(
         (WORKERS, 2), ("diloco", "fsdp"), axis_types=(AxisType.Auto,) * 2
     )
-    theirs = in_the_engine(name)
+    engine_run = in_the_engine(name)
     ways = {
         "unsharded": in_a_loop(name, None, False),
         "vmap": in_a_loop(name, mesh, False),
         "shard_map": in_a_loop(name, mesh, True),
     }
-    apart = {way: largest(found, theirs) for way, found in ways.items()}
-    return {"apart": apart, "moved": largest(theirs[1], numbers()[0])}
+    differences = {way: largest(loop_run, engine_run) for way, loop_run in ways.items()}
+    return {"apart": differences, "moved": largest(engine_run[1], numbers()[0])}
 
 
 if __name__ == "__main__":

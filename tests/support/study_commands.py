@@ -35,11 +35,13 @@ def metrics(out):
 
 def but_for_times(out):
     """The content that two studies of one command share."""
-    lines = [{k: x for k, x in x.items() if k != "seconds"} for x in metrics(out)]
+    lines = metrics(out)
+    for line in lines:
+        line.pop("seconds", None)
     names = ("report.html", "table.md", "table.csv", "study.json")
     texts = {name: (out / name).read_text("utf-8") for name in names}
-    shown = {name: x.replace(str(out), "OUT") for name, x in texts.items()}
-    return {"metrics.jsonl": lines, **shown}
+    normalized_texts = {name: x.replace(str(out), "OUT") for name, x in texts.items()}
+    return {"metrics.jsonl": lines, **normalized_texts}
 
 
 def content(folder):
@@ -51,9 +53,11 @@ def content(folder):
 def change(run, **values):
     """Changes what a run has measured, as if it had been written so."""
     summary = json.loads((run / "summary.json").read_text()) | values
-    *lines, last = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    last |= {key: x for key, x in values.items() if key in last}
-    run_folder.finish(run, summary, [*lines, last])
+    *lines, last_line = map(
+        json.loads, (run / "metrics.jsonl").read_text().splitlines()
+    )
+    last_line |= {key: x for key, x in values.items() if key in last_line}
+    run_folder.finish(run, summary, [*lines, last_line])
 
 
 def runs_done(out):

@@ -60,7 +60,10 @@ def begun(strategy):
 
 def train(model, synced, number, steps):
     """Takes local steps."""
-    for x, y in ([torch.from_numpy(a[i, number]) for a in batches()] for i in steps):
+    inputs, targets = map(torch.from_numpy, batches())
+    for step in steps:
+        x = inputs[step, number]
+        y = targets[step, number]
         model.zero_grad()
         (model(x) - y).square().mean().backward()
         synced.step()

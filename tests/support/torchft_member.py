@@ -91,7 +91,7 @@ class Pauses:
         self.request = folder / f"{name}.pause"
         self.mark = folder / f"{name}.paused"
 
-    def at(self, place: str) -> None:
+    def pause_if_asked(self, place: str) -> None:
         if self.request.exists() and self.request.read_text() == place:
             self.mark.write_text(place)
             time.sleep(1000)  # until it is killed
@@ -103,7 +103,7 @@ class PausedMembers(Members):
     pauses: Pauses
 
     def all_reduce(self, arrays):
-        self.pauses.at("sync")
+        self.pauses.pause_if_asked("sync")
         return super().all_reduce(arrays)
 
 
@@ -113,7 +113,7 @@ class PausedSynced(Synced):
     pauses: Pauses
 
     def load_state_dict(self, saved):
-        self.pauses.at("healing")
+        self.pauses.pause_if_asked("healing")
         super().load_state_dict(saved)
 
 
@@ -150,7 +150,7 @@ def train_until_stopped(name: str, lighthouse: str, folder: Path) -> None:
     stop = folder / "stop"
     with (folder / f"{name}.log").open("a") as log:
         while not stop.exists() or synced.syncs < int(stop.read_text() or 10**9):
-            members.pauses.at("steps")
+            members.pauses.pause_if_asked("steps")
             syncs = synced.syncs
             take_step(synced, make_batch(rng))
             time.sleep(0.01)

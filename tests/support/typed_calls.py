@@ -56,7 +56,7 @@ def odd(step: Any) -> Any:
 
 
 MEAN = collectives.mean
-INNER = optax.sgd(0.1, momentum=0.9)
+INNER_OPTIMIZER = optax.sgd(0.1, momentum=0.9)
 OUTER = optax.sgd(0.7, momentum=0.9, nesterov=True)
 COMBINED: list[sa.Strategy] = [
     sa.every(sa.chain(sa.average(), sa.average("opt_state")), 16, offset=4),
@@ -71,7 +71,7 @@ COMBINED: list[sa.Strategy] = [
     sa.measured(sa.bmuf(16), layered={"w": 1}, ends=odd),
     sa.participating(sa.bmuf(16), sa.sampled(0.5, seed=1), stale=True),
     sa.paced(sa.model_averaging(16), [16, 8]),
-    sa.at_syncs(sa.model_averaging(16), sa.reset(INNER)),
+    sa.at_syncs(sa.model_averaging(16), sa.reset(INNER_OPTIMIZER)),
     sa.reduce_with(
         sa.reducers.error_feedback(sa.reducers.quantized(4)), axis=sa.WORKERS
     ),
@@ -84,8 +84,8 @@ def leaning(keep: float = 0.5) -> sa.Strategy:
     def init(params: Any) -> jax.Array:
         return jnp.float32(jnp.inf)
 
-    def leaf(own: jax.Array, mean: jax.Array) -> jax.Array:
-        return keep * own + (1 - keep) * mean
+    def leaf(param: jax.Array, mean: jax.Array) -> jax.Array:
+        return keep * param + (1 - keep) * mean
 
     def acts(step: jax.Array) -> jax.Array:
         return step >= 0
@@ -161,12 +161,15 @@ def trainers() -> list[sa.DataParallel]:
     placement = sa.Placement(
         mesh={"fsdp": 1}, shardings={"w": PartitionSpec("fsdp")}, batch_axes=()
     )
-    made = [sa.DataParallel(loss, INNER, sa.bmuf(16), workers=2) for loss in LOSSES]
+    trainers_of_losses = [
+        sa.DataParallel(loss, INNER_OPTIMIZER, sa.bmuf(16), workers=2)
+        for loss in LOSSES
+    ]
     return [
-        *made,
+        *trainers_of_losses,
         sa.DataParallel(
             full,
-            INNER,
+            INNER_OPTIMIZER,
             sa.diloco(16),
             workers=2,
             eval_loss=plain,
@@ -176,7 +179,7 @@ def trainers() -> list[sa.DataParallel]:
         ),
         sa.DataParallel(
             of_table,
-            INNER,
+            INNER_OPTIMIZER,
             sa.bmuf(16),
             workers=2,
             backend="vmap",
@@ -186,17 +189,17 @@ def trainers() -> list[sa.DataParallel]:
     ]
 
 
-def sent() -> list[float]:
+def count_bytes() -> list[float]:
     """Counts bytes, with and without a decision."""
     decided = sa.decided(sa.average()._replace(sees_loss=True), vote)
-    taken = np.array([[True], [False]])
+    decisions = np.array([[True], [False]])
     counts = [
         sa.communication(sa.diloco(16), PARAMS, workers=8, steps=32),
-        sa.communication(decided, PARAMS, workers=8, steps=2, taken=taken),
+        sa.communication(decided, PARAMS, workers=8, steps=2, taken=decisions),
     ]
-    own: dict[str, Any] = {"workers": 8, "step_seconds": 0.1, "network": "dsl"}
-    planned: sa.Plan = sa.plan(sa.diloco(16), PARAMS, **own)
-    return [*(each.bytes_per_worker for each in counts), planned.bytes]
+    options: dict[str, Any] = {"workers": 8, "step_seconds": 0.1, "network": "dsl"}
+    planned: sa.Plan = sa.plan(sa.diloco(16), PARAMS, **options)
+    return [*(count.bytes_per_worker for count in counts), planned.bytes]
 
 
 def moved(metrics: dict[str, Any]) -> dict[str, jax.Array]:
@@ -208,7 +211,9 @@ def moved(metrics: dict[str, Any]) -> dict[str, jax.Array]:
 
 def before_it_runs() -> sa.ProgramSends:
     """Lowers a program, and compiles all that a training needs."""
-    trainer = sa.DataParallel(plain, INNER, sa.bmuf(16), workers=2, backend="shard_map")
+    trainer = sa.DataParallel(
+        plain, INNER_OPTIMIZER, sa.bmuf(16), workers=2, backend="shard_map"
+    )
     batches = np.ones((2, 4, 4), np.float32)
     lowered: sa.Lowered = trainer.lower(PARAMS, batches)
     state = trainer.init(PARAMS)
@@ -231,7 +236,7 @@ def described() -> list[int]:
 
 def lengthened() -> float | None:
     """Measures how much BMUF lengthens steps."""
-    result: sa.EffectiveRate = sa.effective_rate(sa.bmuf(4), INNER, workers=2)
+    result: sa.EffectiveRate = sa.effective_rate(sa.bmuf(4), INNER_OPTIMIZER, workers=2)
     return result.gain
 
 

@@ -98,19 +98,21 @@ def work(process: int, processes: int, folder: Path):
     state, _ = trainer.run(state, batches)
     assert trainer.divergence(state) == 0
 
-    held = trainer.to_host(state)
-    moved = trainer.from_host(held)
+    host_state = trainer.to_host(state)
+    moved = trainer.from_host(host_state)
     center = trainer.center(moved).params
     np.testing.assert_array_equal(center["w"], trainer.center(state).params["w"])
-    later = held._replace(step=held.step + process)
+    later = host_state._replace(step=host_state.step + process)
     check_refused(
         "from_host", r"held\.step, here int32\[\],", lambda: trainer.from_host(later)
     )
     if process:
-        half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), held.replica.params)
-        held = held._replace(replica=held.replica._replace(params=half))
+        half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), host_state.replica.params)
+        host_state = host_state._replace(
+            replica=host_state.replica._replace(params=half)
+        )
     check_refused(
         "from_host",
         r"held\.replica\.params\['b'\], here (bfloat16|float32)\[2\],",
-        lambda: trainer.from_host(held),
+        lambda: trainer.from_host(host_state),
     )

@@ -5,7 +5,7 @@ import sys
 
 import jax
 import pytest
-from support.commands import BASE, CACHE, ROOT, SHARED, execute, ran
+from support.commands import BASE, CACHE, ROOT, SHARED, execute, run_program
 
 from experiments.training import machine
 from experiments.training.machine import ENABLED, FOLDER, LARGEST, SHORTEST
@@ -32,7 +32,7 @@ USER_ENVIRONMENT: dict = dict.fromkeys(SHARED)  # as a user has it, who says not
 
 def probed(**variables):
     """Tells what a process with these variables says of the cache."""
-    ended = ran([sys.executable, "-c", PROBE], PYTHONPATH=ROOT, **variables)
+    ended = run_program([sys.executable, "-c", PROBE], PYTHONPATH=ROOT, **variables)
     assert (ended.returncode, ended.stderr) == (0, "")
     return json.loads(ended.stdout)
 

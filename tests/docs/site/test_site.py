@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 from pages import algorithms, docstrings, files, papers, search
 from support import websites
-from support.commands import ROOT, ran
+from support.commands import ROOT, run_program
 
 import syncalgos
 
@@ -104,7 +104,7 @@ def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "sphinx", "-q", "-E", "-W", "--keep-going"]
     command += ["-d", folder / "doctrees", "-b", "html", DOCS, folder / "html"]
-    built = ran(command, timeout=600, XLA_FLAGS=None)
+    built = run_program(command, timeout=600, XLA_FLAGS=None)
     assert built.returncode == 0, built.stderr
     return folder / "html"
 

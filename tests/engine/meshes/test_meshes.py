@@ -15,8 +15,8 @@ import pytest
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from support.chosen_tests import asked
-from support.device_processes import found
+from support.chosen_tests import chosen_values
+from support.device_processes import run_module
 from support.placements import placed
 from support.requirements import owed
 from support.tiers import tiers
@@ -56,8 +56,8 @@ for layout, names in ALGORITHMS_BY_LAYOUT.items():
 def test_algorithm_trains_as_workers_without_a_mesh_and_sends_what_is_counted(
     layout, name, request
 ):
-    names = dict.fromkeys(asked(request, "name", layout=layout))
-    results = found("mesh_training", layout, *names)[name]
+    names = dict.fromkeys(chosen_values(request, "name", layout=layout))
+    results = run_module("mesh_training", layout, *names)[name]
     rounding = AT_FULL_RANK if name in ("powersgd", "diloco_x") else ROUNDING
     assert max(results["apart"]) < rounding  # params, center, metrics, evaluation
     assert results["moved"] > 100 * rounding
@@ -67,7 +67,7 @@ def test_algorithm_trains_as_workers_without_a_mesh_and_sends_what_is_counted(
     counted = results["counted"]
     if counted is not None:
         assert results["sent"] == pytest.approx(counted)
-    if not owed(name).decided and len(owed(name).sends_at) < 8 and results["sent"]:
+    if not owed(name).decided and len(owed(name).send_steps) < 8 and results["sent"]:
         assert results["branched"]
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import optax
 import pytest
 from support import joint_strategies
-from support.chosen_tests import asked, split_around
+from support.chosen_tests import chosen_values, split_around
 from support.commands import ROOT
 from support.problems import conformance
 from support.requirements import PERIOD, WITH, make, other_value, owed, parameters
@@ -153,7 +153,7 @@ def train(names, workers, backend, devices, folder):
 @pytest.fixture(scope="module")
 def trained(request, tmp_path_factory):
     """(name, layout) -> what `train` gives, of others of the session's tests, too."""
-    names = asked(request, "name")
+    names = chosen_values(request, "name")
     done = {}
 
     def of(name, layout):
@@ -259,15 +259,15 @@ def test_workers_talk_by_the_collectives_alone():
 @pytest.mark.parametrize("name", NAMES)
 def test_communication_is_what_the_algorithm_owes(name, workers):
     params = conformance.problem()[0]
-    taken = owed(name).taken(2 * PERIOD)
+    taken = owed(name).decisions(2 * PERIOD)
     sent = syncalgos.communication(
         make(name), params, workers=workers, steps=2 * PERIOD, taken=taken
     )
-    assert sent.bytes_per_worker == pytest.approx(owed(name).sent(workers))
+    assert sent.bytes_per_worker == pytest.approx(owed(name).expected_bytes(workers))
     assert tuple(np.flatnonzero(np.diff(sent.per_step, prepend=0))) == (
-        owed(name).sends_at
+        owed(name).send_steps
     )
-    assert sent.syncs == len(owed(name).sends_at)
+    assert sent.syncs == len(owed(name).send_steps)
 
 
 # The form

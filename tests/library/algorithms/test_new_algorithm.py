@@ -6,7 +6,7 @@ import sys
 import tomllib
 
 import pytest
-from support.commands import ROOT, ran
+from support.commands import ROOT, run_program
 
 FOLDERS = ("syncalgos", "experiments", "models", "benchmarks", "conformance", "tests")
 FOLDERS += ("docs",)
@@ -62,7 +62,7 @@ def run(copy, *arguments):
     """Runs Python in the copy, whose packages come before the installed ones."""
     paths = [copy, *(copy / x for x in ("docs", "tests"))]
     places = ":".join(map(str, paths))
-    return ran([sys.executable, *arguments], copy, None, PYTHONPATH=places)
+    return run_program([sys.executable, *arguments], copy, None, PYTHONPATH=places)
 
 
 @pytest.mark.slow

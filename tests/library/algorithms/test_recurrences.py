@@ -28,7 +28,7 @@ from recurrences import (
     zero_one_adam,
 )
 from support import joint_strategies
-from support.chosen_tests import asked
+from support.chosen_tests import chosen_values
 from support.plain_loop import local_steps
 from support.problems import flatten, initial_params, loss, relative_error, train
 
@@ -124,7 +124,9 @@ def trained(request):
 
     If one case cannot be trained, each is trained alone: only that one fails.
     """
-    by_count = groupby(sorted(asked(request, "case"), key=workers_of), workers_of)
+    by_count = groupby(
+        sorted(chosen_values(request, "case"), key=workers_of), workers_of
+    )
     waiting = [part for _, x in by_count for part in batched(list(x), TOGETHER)]
     found = {}
 
@@ -223,5 +225,5 @@ def test_the_engine_s_center_of_fedavg_is_of_those_who_take_part(settings):
     strategy = syncalgos.fedavg(**settings)
     optimizer = optax.sgd(LR, momentum=MOMENTUM)
     seen = tuple(range(2, STEPS + 1, 2))
-    found = train(strategy, optimizer, 4, at=seen, batches=(X, TARGET))
+    found = train(strategy, optimizer, 4, look_steps=seen, batches=(X, TARGET))
     assert relative_error(found.centers, np.array(path)[1::2]) <= TOLERANCE

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
-from support.chosen_tests import asked, split_around
+from support.chosen_tests import chosen_values, split_around
 from support.problems import quadratics, relative_error
 from support.requirements import PERIOD, WITH, make, other_value, parameters
 from support.tiers import tiers
@@ -219,7 +219,7 @@ CASES = [*WITH_NUMBERS, *COMBINED]
 @pytest.fixture(scope="module")
 def program_of(request):
     """name -> the program that its case shares with others of the session's tests."""
-    names = asked(request, "name")
+    names = chosen_values(request, "name")
     done = {}
 
     def of(name):

@@ -15,7 +15,7 @@ import numpy as np
 import optax
 import pytest
 from support import joint_strategies
-from support.chosen_tests import asked, split_around
+from support.chosen_tests import chosen_values, split_around
 from support.commands import ROOT
 from support.plain_loop import local_steps
 from support.problems import SHAPES, flatten
@@ -98,7 +98,7 @@ def trained(*names):
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("name", tiers(FILES, KINDS))
 def test_ours_pass(name, request):
-    chosen = asked(request, "name")
+    chosen = chosen_values(request, "name")
     alike = [x for x in chosen if count_workers(x) == count_workers(name)]
     together = split_around(name, alike, TOGETHER)
     replicas, centers = trained(*together)[name]

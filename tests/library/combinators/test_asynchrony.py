@@ -91,7 +91,7 @@ def test_the_optimizers_state_rests_as_its_worker_does(recurrence):
     *_, (center, theta) = recurrence.recurrence(3, momentum=zeros, **settings)
     name = recurrence.__name__.split(".")[-1]
     strategy = sa.ALGORITHMS[name](**settings, optimizer=optimizer)
-    trained = train(strategy, optimizer, 3, at=(STEPS,), batches=(X, TARGET))
+    trained = train(strategy, optimizer, 3, look_steps=(STEPS,), batches=(X, TARGET))
     assert relative_error(trained.centers[0], center) <= ROUNDING
     assert relative_error(trained.replicas[0], np.array(theta)) <= ROUNDING
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from optax import contrib
-from support.problems.user_nodes import Held
+from support.problems.user_nodes import OpaqueNode
 from support.requirements import VALUES, make, parameters
 
 import syncalgos as sa
@@ -40,7 +40,7 @@ OPTIMIZERS = {
 # in bfloat16, without a gradient.
 TREES = {
     "plain": {"a": (), "c": (3, 2)},
-    "odd": {"a": (), "c": Held([(3, 2), None, (0, 2), (1,)]), "short": (2,)},
+    "odd": {"a": (), "c": OpaqueNode([(3, 2), None, (0, 2), (1,)]), "short": (2,)},
 }
 
 # Drawn arguments of algorithms that have a parameter of the name.

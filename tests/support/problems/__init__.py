@@ -72,19 +72,21 @@ class Trained(NamedTuple):
     replicas: np.ndarray  # (times, workers, size)
 
 
-def train(strategy, optimizer, workers=3, at=(4, 8, 12), batches=None, backend="vmap"):
-    """Trains on the batches in turn and looks at the model after the steps `at`.
+def train(
+    strategy, optimizer, workers=3, look_steps=(4, 8, 12), batches=None, backend="vmap"
+):
+    """Trains on the batches in turn, and looks at the model after some of the steps.
 
-    Equal distances in `at` compile once.
+    Equal distances in `look_steps` compile once.
     """
-    x, target = make_batches(at[-1]) if batches is None else batches
+    x, target = make_batches(look_steps[-1]) if batches is None else batches
     trainer = syncalgos.DataParallel(
         syncalgos.stateless(loss), optimizer, strategy, workers=workers, backend=backend
     )
     state = trainer.init(initial_params())
     centers = []
     replicas = []
-    for start, stop in zip((0, *at), at, strict=False):
+    for start, stop in zip((0, *look_steps), look_steps, strict=False):
         state, _ = trainer.run(state, (x[start:stop], target[start:stop]))
         centers.append(flatten(trainer.center(state).params))
         lane_params = flatten(state.replica.params, lead=2)  # (devices, lanes, size)

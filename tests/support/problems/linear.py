@@ -19,7 +19,7 @@ ROWS = RNG.integers(0, 200, size=(12, 24))
 BATCHES = {"x": X[ROWS], "y": Y[ROWS]}
 
 
-def wide(tree):
+def to_float64(tree):
     """The tree in float64."""
     return jax.tree.map(lambda x: np.asarray(x, float), tree)
 

@@ -4,7 +4,7 @@ import jax
 
 
 @jax.tree_util.register_pytree_node_class
-class Held:
+class OpaqueNode:
     """Holds a tree; two of them cannot be compared."""
 
     def __init__(self, tree):
