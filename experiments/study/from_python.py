@@ -69,6 +69,8 @@ def make_study(
     objects = NO_OBJECTS
     if "task" in values:
         objects, values["task"] = _take_task(values["task"])
+    if tune and values.get("tune"):
+        raise BadRequest("tune is given beside tune in flags: use one of them")
     tuned = [_make_axis(name, tried_values) for name, tried_values in tune.items()]
     values = _add_preset(values, tuned)
     shared = _take_shared(values)

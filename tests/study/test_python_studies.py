@@ -121,6 +121,7 @@ def test_a_factory_takes_shared_values_by_its_parameters():
         ("bmuf", {"lr": 0.1}, {"lr": [0.1, 1]}, "--lr is given, and also swept"),
         ("bmuf", {}, {"lr": [0.1, 0.1]}, "--tune lr: values must differ"),
         ("bmuf", {}, {"lr": "0.1:1"}, "--tune 'lr=0.1:1'"),
+        ("bmuf", {"tune": "lr=1,2"}, {"lr": [1, 2]}, "use one of them"),
         ("bmuf", {}, {"lr": 0.1}, "--tune lr: needs a text or a list"),
         (
             [RunConfig(algo="bmuf", arguments={"perod": 4})],

@@ -1,5 +1,6 @@
 """Runs and comparisons from Python: `experiments.train` and `experiments.compare`."""
 
+import html
 import itertools
 import json
 import logging
@@ -155,7 +156,8 @@ def test_a_comparison_has_the_commands_table_and_page(tmp_path):
     assert [row["algorithm"] for row in study.rows] == ["all", "rounds"]
     run_keys = {(record["label"], record["seed"]) for record in study.runs}
     assert run_keys == {("all", 0), ("all", 1), ("rounds", 0), ("rounds", 1)}
-    assert "rounds" in study.report(tmp_path / "page").read_text()
+    page_text = html.unescape(study.report(tmp_path / "page").read_text())
+    assert "experiments.compare({'all': 'sync_sgd', 'rounds': 'bmuf " in page_text
     assert len(study.frame()) == 2
     # No run is made again.
     assert compare(algos, seeds=2, flags=flags).runs == study.runs
