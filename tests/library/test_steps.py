@@ -128,6 +128,18 @@ def test_regular_sets_are_put_together_by_arithmetic():
     assert Every(4).with_last(9).meets(Every(10))
 
 
+def test_regular_sets_with_offsets_are_put_together_by_arithmetic():
+    assert Every(6, 2) & Every(9, 5) == Every(18, 14)
+    assert Every(6, 2) & Every(9, 4) == NEVER
+    assert Every(3, 2) | Every(12, 5) == Every(3, 2)
+    assert (Every(8, 3) | Every(8, 1)).min_gap == 2
+
+
+def test_the_last_step_is_one_more_and_no_later_one_belongs():
+    steps = Every(4).with_last(9)
+    assert [step for step in range(16) if steps(step)] == [3, 7, 9, 11, 15]
+
+
 def test_python_numbers_give_python_results():
     steps = (Every(4) & Span(3, 30)).shift(2) | Span(50, 51)
     assert steps(5) is True and steps(6) is False and steps.next(6) == 9
