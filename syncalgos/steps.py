@@ -139,7 +139,9 @@ class Where(Steps):
     function: Callable[[Any], Any]
 
     def __call__(self, step: Any) -> Any:
-        return self.function(step)
+        belongs = self.function(step)
+        _check_scalar("a condition of local steps must return a boolean", belongs)
+        return belongs
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,7 +180,9 @@ class Lengths(Steps):
         return jnp.where(step < TABLED, tabled, start + self._length(start) - 1)
 
     def _length(self, start: Any) -> jax.Array:
-        steps = jnp.floor(jnp.asarray(self.length(start), jnp.float32))
+        length = self.length(start)
+        _check_scalar("a schedule of periods must return a number", length)
+        steps = jnp.floor(jnp.asarray(length, jnp.float32))
         steps = jnp.nan_to_num(steps, nan=LONGEST, posinf=LONGEST)
         return jnp.clip(steps, self.min_gap, LONGEST).astype(jnp.int32)
 
@@ -337,6 +341,15 @@ def as_steps(function: Callable[[Any], Any] | None) -> Steps:
     if function is None:
         return ALWAYS
     return function if isinstance(function, Steps) else Where(function)
+
+
+def _check_scalar(rule: str, value: Any) -> None:
+    """Refuses what a user's function returns for a step, if it is not one value."""
+    shape = np.shape(value)
+    if shape:
+        raise ValueError(
+            f"{rule} for the step that it is given, got an array of shape {shape}"
+        )
 
 
 @contextmanager

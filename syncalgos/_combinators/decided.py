@@ -102,6 +102,11 @@ def _decided(strategy: Strategy, vote: Vote, follower: Strategy) -> Strategy:
     ) -> tuple[Replica, DecidedState]:
         step = same_on_all(step, axis)
         own_vote = jnp.asarray(vote(replica, state.strategy, step), jnp.float32)
+        if own_vote.shape:
+            raise ValueError(
+                "decided: vote must return a boolean, got an array of shape "
+                f"{own_vote.shape}: reduce it, as by jnp.any"
+            )
         # A branch on a value that differs between workers would let some wait forever,
         # and under vmap compute both arms. Sums of ones are exact in any order, so all
         # devices decide alike, and vmap sees that the result is not mapped.

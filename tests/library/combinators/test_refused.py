@@ -125,6 +125,18 @@ CALLS = [
     (lambda: sa.every(AVERAGED, 5, offset=-1), "every: offset must be .* at least 0"),
     (lambda: sa.every(AVERAGED, lambda s: 5, offset=1), "offset must be 0 with"),
     (lambda: sa.after(AVERAGED, "x"), "after: steps must be .* at least 0, got 'x'"),
+    (
+        lambda: sync_once(sa.when(AVERAGED, lambda step: jnp.array([True, False]))),
+        r"a condition of local steps must return a boolean .* shape \(2,\)",
+    ),
+    (
+        lambda: sync_once(sa.every(AVERAGED, lambda step: jnp.array([2, 2]))),
+        r"a schedule of periods must return a number .* shape \(2,\)",
+    ),
+    (
+        lambda: sync_once(sa.decided(AVERAGED, lambda *_: jnp.array([True, False]))),
+        "decided: vote must return a boolean, .* as by jnp.any",
+    ),
     # Clocks inside clocks.
     (
         lambda: sa.every(sa.streaming_diloco(4, fragments=2), 4),
