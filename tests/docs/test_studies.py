@@ -136,7 +136,10 @@ def test_every_preset_has_records():
         study = path.parent.name
         recorded_presets |= {study, study + path.stem.removeprefix("finals")}
     need_a_gpu = {"model-size-10m", "model-size-36m"}
-    assert {*presets.NAMES} - need_a_gpu <= recorded_presets
+    planned = {"diloco-rounds", "diloco-rounds-640"}
+    page = (FOLDER / "diloco-rounds.md").read_text("utf-8")
+    assert planned & recorded_presets or "**Planned; no records yet.**" in page
+    assert {*presets.NAMES} - need_a_gpu - planned <= recorded_presets
 
 
 DEFAULT_STUDIES = ("fashion-mnist", *studies.JOINED)
