@@ -7,7 +7,10 @@ import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import jax
 import pytest
@@ -387,26 +390,43 @@ def test_a_small_all_reduce_takes_recursive_doubling_except_on_a_torus():
     assert chip.inside.rings_only and not chip.between.rings_only
 
 
-# A step takes a second, and a sync of all fragments 3 s: a twentieth of 57 steps.
+class PeriodCase(NamedTuple):
+    """The syncs of a job, and the least period of an algorithm that sends so.
+
+    A step takes a second, and a sync of all fragments 3 s: a twentieth of 57 steps.
+    """
+
+    steps: str
+    delay: int = 0
+    dispatched: float = 0
+    period: int | None = None
+
+
 @pytest.mark.parametrize(
-    ("steps", "delay", "dispatched", "period"),
+    PeriodCase._fields,
     [
-        (EACH_ROUND, 0, 0, 57),
-        ("2*4 0*3 2*1", 0, 0, 57),  # only the first phase sends in every step
-        ("0*1 1*1 0*1 1*1 0*1 1*1 0*1 1*1", 0, 0, 38),  # two of 1 s each round
-        ("1*3 2*1 1*3 2*1", 0, 0, None),  # what every step sends is too much already
-        ("0*8", 0, 0, None),
-        ("1*1 0*3 2*1 0*3", 0, 0, 57),  # rounds differ: the later half counts
+        PeriodCase(steps=EACH_ROUND, period=57),
+        # Only the first phase sends in every step.
+        PeriodCase(steps="2*4 0*3 2*1", period=57),
+        # Two of 1 s each round.
+        PeriodCase(steps="0*1 1*1 0*1 1*1 0*1 1*1 0*1 1*1", period=38),
+        # What every step sends is too much already.
+        PeriodCase(steps="1*3 2*1 1*3 2*1"),
+        PeriodCase(steps="0*8"),
+        # Rounds differ: the later half counts.
+        PeriodCase(steps="1*1 0*3 2*1 0*3", period=57),
         # A delay hides what is sent meanwhile; one of the whole period grows with it.
-        (EACH_ROUND, 1, 0, 38),
-        (EACH_ROUND, 2, 0, 19),
-        (EACH_ROUND, 3, 0, 1),
-        (EACH_ROUND, 4, 0, 3),
+        PeriodCase(steps=EACH_ROUND, delay=1, period=38),
+        PeriodCase(steps=EACH_ROUND, delay=2, period=19),
+        PeriodCase(steps=EACH_ROUND, delay=3, period=1),
+        PeriodCase(steps=EACH_ROUND, delay=4, period=3),
         # What a dispatch sends stays, in seconds a step, however long the period.
-        (EACH_ROUND, 0, 1 / 57, 86),  # a third of the nineteenth of a step
-        (EACH_ROUND, 0, 1 / 10, None),
-        (EACH_ROUND, 4, 1 / 57, 3),  # 3 s in 60/57 s a step, less what is waited for
-        (EACH_ROUND, 4, 1 / 10, None),
+        # A third of the nineteenth of a step.
+        PeriodCase(steps=EACH_ROUND, dispatched=1 / 57, period=86),
+        PeriodCase(steps=EACH_ROUND, dispatched=1 / 10),
+        # 3 s in 60/57 s a step, less what is waited for.
+        PeriodCase(steps=EACH_ROUND, delay=4, dispatched=1 / 57, period=3),
+        PeriodCase(steps=EACH_ROUND, delay=4, dispatched=1 / 10),
     ],
 )
 def test_the_least_period(steps, delay, dispatched, period):
@@ -526,29 +546,53 @@ def test_equal_bytes_of_a_kind_are_equal_however_many_calls_there_are():
     assert (beside.calls, beside.collectives) == (5, 2)
 
 
+class DifferenceCase(NamedTuple):
+    """Rows of a program, beside counts, that differ for these reasons."""
+
+    rows: list[dict]
+    counted: Mapping[str, list[float]] = MappingProxyType({})
+    fields: Mapping[str, Any] = MappingProxyType({})
+    why: tuple[str, ...] = ()
+
+
 @pytest.mark.parametrize(
-    ("rows", "counted", "fields", "why"),
+    DifferenceCase._fields,
     [
-        ([row(size=8.0, promoted=1)], {}, {}, ["wider"]),
-        ([row(size=8.0)], {}, {"lanes": 2}, ["several workers"]),
-        ([row(size=4.0, kind="permute")], {}, {}, ["other collectives"]),
-        ([row(size=8.0, network="between")], {}, {"slices": 2}, ["between slices"]),
-        ([row(size=3.0)], {}, {"mesh": {"fsdp": 2}}, ["sends less"]),
-        ([row(size=8.0, group=32)], {}, {}, ["across workers at once"]),
-        (
-            [row(size=64.0), row(size=970.0, kind="all_gather")],
-            {"all_gather": [1000.0, 4]},
-            {},
-            ["small all-gathers (30 B) into all-reduces (60 B)"],
+        DifferenceCase(rows=[row(size=8.0, promoted=1)], why=("wider",)),
+        DifferenceCase(
+            rows=[row(size=8.0)],
+            fields={"lanes": 2},
+            why=("several workers",),
+        ),
+        DifferenceCase(
+            rows=[row(size=4.0, kind="permute")],
+            why=("other collectives",),
+        ),
+        DifferenceCase(
+            rows=[row(size=8.0, network="between")],
+            fields={"slices": 2},
+            why=("between slices",),
+        ),
+        DifferenceCase(
+            rows=[row(size=3.0)],
+            fields={"mesh": {"fsdp": 2}},
+            why=("sends less",),
+        ),
+        DifferenceCase(
+            rows=[row(size=8.0, group=32)],
+            why=("across workers at once",),
+        ),
+        DifferenceCase(
+            rows=[row(size=64.0), row(size=970.0, kind="all_gather")],
+            counted={"all_gather": [1000.0, 4]},
+            why=("small all-gathers (30 B) into all-reduces (60 B)",),
         ),
         # Padding is not taken for gathers by sums.
-        (
-            [row(size=9060.0), row(size=970.0, kind="all_gather")],
-            {"all_gather": [1000.0, 4]},
-            {},
-            [],
+        DifferenceCase(
+            rows=[row(size=9060.0), row(size=970.0, kind="all_gather")],
+            counted={"all_gather": [1000.0, 4]},
         ),
-        ([row(size=8.0)], {}, {}, []),
+        DifferenceCase(rows=[row(size=8.0)]),
     ],
 )
 def test_a_difference_has_its_name_or_none(rows, counted, fields, why):

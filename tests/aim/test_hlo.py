@@ -2,6 +2,7 @@
 
 import textwrap
 from fractions import Fraction
+from typing import NamedTuple
 
 import pytest
 
@@ -47,17 +48,48 @@ def test_all_reduce_of_several_arrays():
     )
 
 
+class RingCase(NamedTuple):
+    """An instruction, and the part of its bytes that a device sends."""
+
+    line: str
+    kind: str
+    size: int
+    part: float
+
+
 @pytest.mark.parametrize(
-    ("line", "kind", "size", "part"),
+    RingCase._fields,
     [
-        ("f32[40] all-gather(%p), dimensions={0}", "all_gather", 16, 7),
-        ("f32[1] reduce-scatter(%q), to_apply=%add", "reduce_scatter", 32, 7 / 8),
-        ("f32[8] all-to-all(%q), dimensions={0}", "all_to_all", 32, 7 / 8),
-        ("f32[4] all-reduce(%p), to_apply=%add", "all_reduce", 16, 14 / 8),
+        RingCase(
+            line="f32[40] all-gather(%p), dimensions={0}",
+            kind="all_gather",
+            size=16,
+            part=7,
+        ),
+        RingCase(
+            line="f32[1] reduce-scatter(%q), to_apply=%add",
+            kind="reduce_scatter",
+            size=32,
+            part=7 / 8,
+        ),
+        RingCase(
+            line="f32[8] all-to-all(%q), dimensions={0}",
+            kind="all_to_all",
+            size=32,
+            part=7 / 8,
+        ),
+        RingCase(
+            line="f32[4] all-reduce(%p), to_apply=%add",
+            kind="all_reduce",
+            size=16,
+            part=14 / 8,
+        ),
         # Operands may be written with their types.
-        (
-            "f32[4]{0:T(8,128)} all-reduce(f32[4]{0:T(8,128)} %p)",
-            *("all_reduce", 16, 14 / 8),
+        RingCase(
+            line="f32[4]{0:T(8,128)} all-reduce(f32[4]{0:T(8,128)} %p)",
+            kind="all_reduce",
+            size=16,
+            part=14 / 8,
         ),
     ],
 )
@@ -227,13 +259,47 @@ AND_SLICED = """
 """
 
 
+class FormCase(NamedTuple):
+    """A program with one collective in some form."""
+
+    body: str
+    computations: str
+    kind: str
+    size: float
+    overlapped: bool
+
+
 @pytest.mark.parametrize(
-    ("body", "computations", "kind", "size", "overlapped"),
+    FormCase._fields,
     [
-        (GATHERED, "", "all_gather", 7 * (2 * 64 * 4 + 2 * 4), False),
-        (IN_THE_BACKGROUND, WRAPPED, "all_to_all", 16, True),
-        (OVER_FUSIONS, FUSED, "all_gather", 3 * 8 * 64 * 2, True),
-        (AND_SLICED, SCATTERED, "reduce_scatter", 3 / 4 * 256 * 64 * 4, False),
+        FormCase(
+            body=GATHERED,
+            computations="",
+            kind="all_gather",
+            size=7 * (2 * 64 * 4 + 2 * 4),
+            overlapped=False,
+        ),
+        FormCase(
+            body=IN_THE_BACKGROUND,
+            computations=WRAPPED,
+            kind="all_to_all",
+            size=16,
+            overlapped=True,
+        ),
+        FormCase(
+            body=OVER_FUSIONS,
+            computations=FUSED,
+            kind="all_gather",
+            size=3 * 8 * 64 * 2,
+            overlapped=True,
+        ),
+        FormCase(
+            body=AND_SLICED,
+            computations=SCATTERED,
+            kind="reduce_scatter",
+            size=3 / 4 * 256 * 64 * 4,
+            overlapped=False,
+        ),
     ],
     ids=["gathered", "in the background", "over fusions", "reduced and sliced"],
 )
@@ -273,36 +339,46 @@ def between_slices(target, kind, work=""):
     return find_only(program(text.replace("WORK", work)))
 
 
+class TransferCase(NamedTuple):
+    """A transfer between slices, and the part of its bytes that is sent."""
+
+    target: str
+    type_: str
+    kind: str
+    groups: list[list[int]]
+    part: float | Fraction
+
+
 @pytest.mark.parametrize(
-    ("target", "type_", "kind", "groups", "part"),
+    TransferCase._fields,
     [
-        (
-            '"{1,2,3}x{0:1}"',
-            "ALL_REDUCE",
-            "all_reduce",
-            [[100000, 200000, 300000], [100001, 200001, 300001]],
-            Fraction(4, 3),
+        TransferCase(
+            target='"{1,2,3}x{0:1}"',
+            type_="ALL_REDUCE",
+            kind="all_reduce",
+            groups=[[100000, 200000, 300000], [100001, 200001, 300001]],
+            part=Fraction(4, 3),
         ),
-        (
-            '"{1,2}x{0:1,5}"',
-            "ALL_GATHER",
-            "all_gather",
-            [[100000, 200000], [100001, 200001], [100005, 200005]],
-            1,
+        TransferCase(
+            target='"{1,2}x{0:1,5}"',
+            type_="ALL_GATHER",
+            kind="all_gather",
+            groups=[[100000, 200000], [100001, 200001], [100005, 200005]],
+            part=1,
         ),
-        (
-            "{{100000,100001,200000,200001}}",
-            "ALL_TO_ALL",
-            "all_to_all",
-            [[100000, 100001, 200000, 200001]],
-            Fraction(3, 4),
+        TransferCase(
+            target="{{100000,100001,200000,200001}}",
+            type_="ALL_TO_ALL",
+            kind="all_to_all",
+            groups=[[100000, 100001, 200000, 200001]],
+            part=Fraction(3, 4),
         ),
-        (
-            "{{200000->100015},{100000->200015}}",
-            "ONE_TO_ONE",
-            "permute",
-            [[200000, 100015], [100000, 200015]],
-            1,
+        TransferCase(
+            target="{{200000->100015},{100000->200015}}",
+            type_="ONE_TO_ONE",
+            kind="permute",
+            groups=[[200000, 100015], [100000, 200015]],
+            part=1,
         ),
     ],
 )

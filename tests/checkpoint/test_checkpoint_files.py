@@ -13,6 +13,7 @@ import time
 import zipfile
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -243,13 +244,27 @@ def test_any_rows_are_put_together_from_any_parts(split):
     assert loaded.record["first"] in edges
 
 
+class ReadCase(NamedTuple):
+    """Workers to load from so many parts, and the parts that are read."""
+
+    num_parts: int
+    first_worker: int
+    count: int | None
+    are_read: list[int]
+
+
 @pytest.mark.parametrize(
-    "num_parts, first_worker, count, are_read",
+    ReadCase._fields,
     [
-        *((4, 3 * i, 3, [i]) for i in range(4)),  # of the same layout
-        (6, 8, 4, [2, 4, 5]),  # of another: the first may be a wrong guess
-        (12, 9, 3, [3, 9, 10, 11]),
-        (3, 0, None, [0, 1, 2]),
+        *(
+            ReadCase(num_parts=4, first_worker=3 * i, count=3, are_read=[i])
+            for i in range(4)
+        ),  # of the same layout
+        ReadCase(
+            num_parts=6, first_worker=8, count=4, are_read=[2, 4, 5]
+        ),  # of another: the first may be a wrong guess
+        ReadCase(num_parts=12, first_worker=9, count=3, are_read=[3, 9, 10, 11]),
+        ReadCase(num_parts=3, first_worker=0, count=None, are_read=[0, 1, 2]),
     ],
     ids=str,
 )

@@ -113,13 +113,13 @@ def test_sequential_lanes_are_vectorized_ones(name):
 )
 def test_merged_lanes_are_vectorized_ones(backend, accumulate):
     options = {"backend": backend, "accumulate": accumulate, "each_worker": True}
-    train_by = partial(train, syncalgos.sync_sgd(), **options)
+    train_lanes = partial(train, syncalgos.sync_sgd(), **options)
     per_example_loss = per_example(values)
-    _, expected, reported = train_by(loss=per_example_loss, lane_form="vectorized")
-    trainer, mean_state, mean_metrics = train_by(
+    _, expected, reported = train_lanes(loss=per_example_loss, lane_form="vectorized")
+    trainer, mean_state, mean_metrics = train_lanes(
         loss=stateless(plain_loss), lane_form="merged"
     )
-    _, example_state, example_metrics = train_by(
+    _, example_state, example_metrics = train_lanes(
         loss=per_example_loss, lane_form="merged", batches=ROWS, data=to_float64(DATA)
     )
 

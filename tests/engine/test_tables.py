@@ -37,7 +37,8 @@ def take(table, ids):
 
 def gradient(params, batch):
     """The loss and its gradient, by hand in NumPy."""
-    (first, second, target), words = batch, params["words"]
+    first, second, target = batch
+    words = params["words"]
     pair = words[first] * words[second]
     kernel = params["rest"]["kernel"]
     output = pair @ kernel + params["rest"]["bias"] + params["scale"][first]
@@ -64,7 +65,9 @@ def literal(rule, workers):
     rests = [START["rest"]] * workers
     center = START["rest"]
     block = jax.tree.map(np.zeros_like, START["rest"])
-    (of_tables, of_rests), losses = jax.tree.map(np.zeros_like, (tables, rests)), []
+    table_velocity = jax.tree.map(np.zeros_like, tables)
+    rest_velocities = jax.tree.map(np.zeros_like, rests)
+    losses = []
 
     def heavy_ball(velocity, grads):
         return jax.tree.map(lambda v, g: MOMENTUM * v + g, velocity, grads)
@@ -78,11 +81,12 @@ def literal(rule, workers):
         gradients = [gradient(*x) for x in zip(models, parts, strict=True)]
         losses.append(np.mean([loss for loss, _ in gradients]))
         grads = [grads for _, grads in gradients]
-        shared = mean([{name: g[name] for name in tables} for g in grads])
-        of_tables = heavy_ball(of_tables, shared)
-        of_rests = heavy_ball(of_rests, [g["rest"] for g in grads])
-        tables = stepped(tables, of_tables)
-        rests = stepped(rests, of_rests)
+        mean_grads = mean(grads)
+        table_grads = {name: mean_grads[name] for name in tables}
+        table_velocity = heavy_ball(table_velocity, table_grads)
+        rest_velocities = heavy_ball(rest_velocities, [g["rest"] for g in grads])
+        tables = stepped(tables, table_velocity)
+        rests = stepped(rests, rest_velocities)
         if (step + 1) % PERIOD == 0:
             if rule == "bmuf":  # Δ ← μ Δ + mean(θ) - w;   w ← w + Δ
                 block = jax.tree.map(
@@ -93,7 +97,7 @@ def literal(rule, workers):
                 center = mean(rests)
             rests = [center] * workers
             if rule == "reset":
-                of_rests = jax.tree.map(np.zeros_like, of_rests)
+                rest_velocities = jax.tree.map(np.zeros_like, rest_velocities)
     return {**tables, "rest": center}, rests, losses
 
 

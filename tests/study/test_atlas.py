@@ -1,26 +1,50 @@
 """The tables of the atlas: verdicts by the preset's rule, and equal times."""
 
+from typing import NamedTuple
+
 import pytest
 from support.sample_report import made_up
 
 from benchmarks.harness import atlas
 from experiments.study.results import Comparison, Curve, Kind
-from experiments.study.statistics import ACCURACY, LOSS, Band, Difference
+from experiments.study.statistics import ACCURACY, LOSS, Band, Difference, Measure
+
+
+class VerdictCase(NamedTuple):
+    """An interval of a difference with its p-value, and the verdict."""
+
+    measure: Measure
+    low: float
+    high: float
+    p: float
+    expected: str
 
 
 @pytest.mark.parametrize(
-    ("measure", "low", "high", "p", "expected"),
+    VerdictCase._fields,
     [
-        (ACCURACY, -0.004, 0.002, 0.5, "no loss"),
-        (ACCURACY, -0.006, 0.002, 0.5, "not resolved"),
-        (ACCURACY, -0.004, -0.001, 0.01, "a loss"),  # though it is small
-        (ACCURACY, -0.02, -0.001, 0.06, "not resolved"),  # after Holm
-        (ACCURACY, -0.004, -0.001, 0.06, "no loss"),
-        (ACCURACY, 0.001, 0.02, 0.01, "a gain"),
-        (LOSS, -0.01, 0.019, 0.5, "no loss"),
-        (LOSS, -0.01, 0.021, 0.5, "not resolved"),
-        (LOSS, 0.01, 0.03, 0.01, "a loss"),
-        (LOSS, -0.03, -0.01, 0.01, "a gain"),
+        VerdictCase(
+            measure=ACCURACY, low=-0.004, high=0.002, p=0.5, expected="no loss"
+        ),
+        VerdictCase(
+            measure=ACCURACY, low=-0.006, high=0.002, p=0.5, expected="not resolved"
+        ),
+        VerdictCase(
+            measure=ACCURACY, low=-0.004, high=-0.001, p=0.01, expected="a loss"
+        ),  # though it is small
+        VerdictCase(
+            measure=ACCURACY, low=-0.02, high=-0.001, p=0.06, expected="not resolved"
+        ),  # after Holm
+        VerdictCase(
+            measure=ACCURACY, low=-0.004, high=-0.001, p=0.06, expected="no loss"
+        ),
+        VerdictCase(measure=ACCURACY, low=0.001, high=0.02, p=0.01, expected="a gain"),
+        VerdictCase(measure=LOSS, low=-0.01, high=0.019, p=0.5, expected="no loss"),
+        VerdictCase(
+            measure=LOSS, low=-0.01, high=0.021, p=0.5, expected="not resolved"
+        ),
+        VerdictCase(measure=LOSS, low=0.01, high=0.03, p=0.01, expected="a loss"),
+        VerdictCase(measure=LOSS, low=-0.03, high=-0.01, p=0.01, expected="a gain"),
     ],
 )
 def test_a_verdict_follows_the_rule_of_the_preset(measure, low, high, p, expected):

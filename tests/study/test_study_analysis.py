@@ -5,6 +5,7 @@ import re
 import shlex
 from dataclasses import replace
 from itertools import count
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -219,12 +220,36 @@ def test_time_to_target_is_that_of_the_first_evaluation_as_good(plain):
 BY_LOSS = "--measure=test_loss"
 
 
+class TargetCase(NamedTuple):
+    """Accuracies of two algorithms, and the steps in which they reach a target."""
+
+    sync: list[float]
+    bmuf: list[float]
+    argv: list[str]
+    target: float | None
+    steps: list[int | None]
+
+
 @pytest.mark.parametrize(
-    ("sync", "bmuf", "argv", "target", "steps"),
+    TargetCase._fields,
     [
-        ([0.9], [0.89], [], None, [None, None]),  # nobody asked for one
-        ([0.9], [0.8], [BY_LOSS, "--target=0.25"], 0.25, [20, 30]),
-        ([0.9], [0.85], ["--target=0.7312345"], 0.7312345, [20, 20]),
+        TargetCase(
+            sync=[0.9], bmuf=[0.89], argv=[], target=None, steps=[None, None]
+        ),  # nobody asked for one
+        TargetCase(
+            sync=[0.9],
+            bmuf=[0.8],
+            argv=[BY_LOSS, "--target=0.25"],
+            target=0.25,
+            steps=[20, 30],
+        ),
+        TargetCase(
+            sync=[0.9],
+            bmuf=[0.85],
+            argv=["--target=0.7312345"],
+            target=0.7312345,
+            steps=[20, 20],
+        ),
     ],
 )
 def test_the_target_is_as_given(plain, sync, bmuf, argv, target, steps):

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -145,21 +146,46 @@ COSINE = [0.5 * (1 + np.cos(np.pi * t / 8)) for t in range(8)]
 STEPS = [1, 1, 1, 1, 0.1, 0.1, 0.01, 0.01]
 
 
+class ScheduleCase(NamedTuple):
+    """A schedule of rates, step by step."""
+
+    name: str
+    lr: float
+    warmup_steps: int
+    expected: list[float]
+
+
 @pytest.mark.parametrize(
-    ("name", "lr", "warmup_steps", "expected"),
+    ScheduleCase._fields,
     [
-        ("constant", 0.1, 0, [0.1] * 10),
-        ("constant", 0.4, 4, [0.1, 0.2, 0.3, 0.4, 0.4, 0.4, 0.4, 0.4]),
-        ("step", 1.0, 0, STEPS),
-        ("step", 1.0, 2, [0.5, *STEPS[1:]]),
-        ("step", 0.1, 0, [0.1]),
-        ("step", 1.0, 0, [1.0, 0.1]),
-        ("linear", 1.0, 0, [1.0, 0.75, 0.5, 0.25]),
-        ("linear", 1.0, 2, [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]),
-        ("wsd", 0.5, 0, [*[0.5] * 9, 0.25]),
-        ("wsd", 1.0, 2, [0.5, 1.0, *[1.0] * 7, 0.5]),
-        ("cosine", 1.0, 0, COSINE),
-        ("cosine", 1.0, 2, [0.5, 1.0, *COSINE]),
+        ScheduleCase(name="constant", lr=0.1, warmup_steps=0, expected=[0.1] * 10),
+        ScheduleCase(
+            name="constant",
+            lr=0.4,
+            warmup_steps=4,
+            expected=[0.1, 0.2, 0.3, 0.4, 0.4, 0.4, 0.4, 0.4],
+        ),
+        ScheduleCase(name="step", lr=1.0, warmup_steps=0, expected=STEPS),
+        ScheduleCase(name="step", lr=1.0, warmup_steps=2, expected=[0.5, *STEPS[1:]]),
+        ScheduleCase(name="step", lr=0.1, warmup_steps=0, expected=[0.1]),
+        ScheduleCase(name="step", lr=1.0, warmup_steps=0, expected=[1.0, 0.1]),
+        ScheduleCase(
+            name="linear", lr=1.0, warmup_steps=0, expected=[1.0, 0.75, 0.5, 0.25]
+        ),
+        ScheduleCase(
+            name="linear",
+            lr=1.0,
+            warmup_steps=2,
+            expected=[0.5, 1.0, 1.0, 0.75, 0.5, 0.25],
+        ),
+        ScheduleCase(name="wsd", lr=0.5, warmup_steps=0, expected=[*[0.5] * 9, 0.25]),
+        ScheduleCase(
+            name="wsd", lr=1.0, warmup_steps=2, expected=[0.5, 1.0, *[1.0] * 7, 0.5]
+        ),
+        ScheduleCase(name="cosine", lr=1.0, warmup_steps=0, expected=COSINE),
+        ScheduleCase(
+            name="cosine", lr=1.0, warmup_steps=2, expected=[0.5, 1.0, *COSINE]
+        ),
     ],
 )
 def test_schedules(name, lr, warmup_steps, expected):
@@ -210,16 +236,60 @@ def test_what_an_optimizer_has_of_its_own_is_given_to_it(name, options):
 COSINE_RATE = optimizers.schedule("cosine", 0.1, 10, 0)
 
 
+class RefusedOptimizer(NamedTuple):
+    """An optimizer that is refused with a message."""
+
+    name: str
+    rate: Any
+    options: dict
+    message: str
+
+
 @pytest.mark.parametrize(
-    ("name", "rate", "options", "message"),
+    RefusedOptimizer._fields,
     [
-        ("sm3", COSINE_RATE, {}, "--optimizer sm3 refuses a schedule"),
-        ("rprop", COSINE_RATE, {}, "--optimizer rprop refuses a schedule"),
-        ("sgd", 0.1, {"b2": 0.9}, r"--optimizer sgd has no --b2 \(these have: .*adam"),
-        ("lookahead", 0.1, {}, "--optimizer lookahead .*: use --algo lookahead"),
-        ("lbfgs", 0.1, {}, "--optimizer lbfgs .* needs the loss"),
-        ("schedule_free_sgd", 0.1, {}, "--optimizer schedule_free_sgd .* another"),
-        ("schedule_fre", 0.1, {}, "unknown optimizer 'schedule_fre'"),
+        RefusedOptimizer(
+            name="sm3",
+            rate=COSINE_RATE,
+            options={},
+            message="--optimizer sm3 refuses a schedule",
+        ),
+        RefusedOptimizer(
+            name="rprop",
+            rate=COSINE_RATE,
+            options={},
+            message="--optimizer rprop refuses a schedule",
+        ),
+        RefusedOptimizer(
+            name="sgd",
+            rate=0.1,
+            options={"b2": 0.9},
+            message=r"--optimizer sgd has no --b2 \(these have: .*adam",
+        ),
+        RefusedOptimizer(
+            name="lookahead",
+            rate=0.1,
+            options={},
+            message="--optimizer lookahead .*: use --algo lookahead",
+        ),
+        RefusedOptimizer(
+            name="lbfgs",
+            rate=0.1,
+            options={},
+            message="--optimizer lbfgs .* needs the loss",
+        ),
+        RefusedOptimizer(
+            name="schedule_free_sgd",
+            rate=0.1,
+            options={},
+            message="--optimizer schedule_free_sgd .* another",
+        ),
+        RefusedOptimizer(
+            name="schedule_fre",
+            rate=0.1,
+            options={},
+            message="unknown optimizer 'schedule_fre'",
+        ),
     ],
 )
 def test_an_optimizer_that_cannot_be_used_so_says_why(name, rate, options, message):
