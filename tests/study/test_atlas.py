@@ -1,60 +1,78 @@
 """The tables of the atlas: verdicts by the preset's rule, and equal times."""
 
+import math
 from typing import NamedTuple
 
 import pytest
+from scipy import stats
 from support.sample_report import made_up
 
 from benchmarks.harness import atlas
-from experiments.study.results import Comparison, Curve, Kind
+from experiments.study.results import Comparison, Curve, Kind, Report
 from experiments.study.statistics import ACCURACY, LOSS, Band, Difference, Measure
 
 
 class VerdictCase(NamedTuple):
-    """An interval of a difference with its p-value, and the verdict."""
+    """The 95 % interval of a row's difference, and the verdict on the row."""
 
     measure: Measure
     low: float
     high: float
-    p: float
     expected: str
+
+
+def make_verdict_report(case: VerdictCase, num_others: int = 0) -> Report:
+    """A baseline, a row `a` with the case's interval, and rows of other differences."""
+    seeds = 25
+    report = made_up()
+    rows = [report.rows[0]._replace(label=atlas.REFERENCE)]
+
+    def add(label: str, low: float, high: float) -> None:
+        deviation = math.sqrt(seeds) * (high - low) / 2 / stats.t.ppf(0.975, seeds - 1)
+        difference = Difference((low + high) / 2, low, high, deviation, seeds, False)
+        comparison = Comparison(Kind.NOT_SEEN, difference=difference)
+        row = report.rows[1]._replace(label=label, comparison=comparison, diverged=0)
+        rows.append(row)
+
+    add("a", case.low, case.high)
+    for number in range(num_others):
+        add(f"other {number}", -1.0, 1.0)
+    return report._replace(rows=rows, measure=case.measure)
 
 
 @pytest.mark.parametrize(
     VerdictCase._fields,
     [
-        VerdictCase(
-            measure=ACCURACY, low=-0.004, high=0.002, p=0.5, expected="no loss"
-        ),
-        VerdictCase(
-            measure=ACCURACY, low=-0.006, high=0.002, p=0.5, expected="not resolved"
-        ),
-        VerdictCase(
-            measure=ACCURACY, low=-0.004, high=-0.001, p=0.01, expected="a loss"
-        ),  # though it is small
-        VerdictCase(
-            measure=ACCURACY, low=-0.02, high=-0.001, p=0.06, expected="not resolved"
-        ),  # after Holm
-        VerdictCase(
-            measure=ACCURACY, low=-0.004, high=-0.001, p=0.06, expected="no loss"
-        ),
-        VerdictCase(measure=ACCURACY, low=0.001, high=0.02, p=0.01, expected="a gain"),
-        VerdictCase(measure=LOSS, low=-0.01, high=0.019, p=0.5, expected="no loss"),
-        VerdictCase(
-            measure=LOSS, low=-0.01, high=0.021, p=0.5, expected="not resolved"
-        ),
-        VerdictCase(measure=LOSS, low=0.01, high=0.03, p=0.01, expected="a loss"),
-        VerdictCase(measure=LOSS, low=-0.03, high=-0.01, p=0.01, expected="a gain"),
+        VerdictCase(measure=ACCURACY, low=-0.004, high=0.002, expected="no loss"),
+        VerdictCase(measure=ACCURACY, low=-0.006, high=0.002, expected="not resolved"),
+        # A loss is seen, which is smaller than the margin.
+        VerdictCase(measure=ACCURACY, low=-0.004, high=-0.001, expected="no loss"),
+        VerdictCase(measure=ACCURACY, low=-0.02, high=-0.001, expected="a loss"),
+        VerdictCase(measure=ACCURACY, low=0.001, high=0.02, expected="a gain"),
+        VerdictCase(measure=LOSS, low=-0.01, high=0.019, expected="no loss"),
+        VerdictCase(measure=LOSS, low=-0.01, high=0.021, expected="not resolved"),
+        VerdictCase(measure=LOSS, low=0.01, high=0.03, expected="a loss"),
+        VerdictCase(measure=LOSS, low=-0.03, high=-0.01, expected="a gain"),
     ],
 )
-def test_a_verdict_follows_the_rule_of_the_preset(measure, low, high, p, expected):
-    difference = Difference((low + high) / 2, low, high, 0.01, 25, False, p)
-    row = (
-        made_up()
-        .rows[1]
-        ._replace(comparison=Comparison(Kind.NOT_SEEN, difference=difference))
-    )
-    assert atlas.verdict(row, measure) == expected
+def test_a_verdict_follows_the_rule_of_the_preset(measure, low, high, expected):
+    report = make_verdict_report(VerdictCase(measure, low, high, expected))
+    assert atlas.find_verdicts(report) == {atlas.REFERENCE: "", "a": expected}
+
+
+def test_a_verdict_is_corrected_for_the_number_of_rows():
+    """By Holm: the p-value of this interval is near 0.03, and that of three is not."""
+    case = VerdictCase(ACCURACY, -0.02, -0.001, "a loss")
+    assert atlas.find_verdicts(make_verdict_report(case))["a"] == "a loss"
+    verdicts = atlas.find_verdicts(make_verdict_report(case, num_others=2))
+    assert verdicts["a"] == "not resolved"
+
+
+def test_a_row_with_a_lost_run_has_no_verdict_of_no_loss():
+    report = make_verdict_report(VerdictCase(ACCURACY, -0.004, 0.002, "no loss"))
+    baseline, row = report.rows
+    lost = report._replace(rows=[baseline, row._replace(diverged=1)])
+    assert atlas.find_verdicts(lost)["a"] == "not resolved"
 
 
 def test_a_row_has_its_bytes_difference_and_tuned_values():
