@@ -13,7 +13,15 @@ import numpy as np
 
 from experiments.command.factories import YOUR_OWN
 from experiments.command.words import parameter
-from experiments.study import presets, remarks, results, sentences, settings, statistics
+from experiments.study import (
+    answer,
+    presets,
+    remarks,
+    results,
+    sentences,
+    settings,
+    statistics,
+)
 from experiments.study.config import StudyConfig
 from experiments.study.formats import format_factor, format_number, join_words
 from experiments.study.results import (
@@ -109,18 +117,18 @@ def make_report(
         command=command,
         paper=presets.paper(config.preset) if config.preset in presets.NAMES else None,
     )
-    law, law_sentences = sentences.laws(tunings)
+    law, law_sentences = answer.laws(tunings)
     if law and len(labels) == 1:
         # For a single variant the law is the whole answer.
         lead = law
-        answer = law_sentences
+        paragraphs = law_sentences
     else:
-        lead = sentences.lead(draft)
-        answer = [sentences.answer(draft), *law_sentences]
+        lead = answer.lead(draft)
+        paragraphs = [answer.answer(draft), *law_sentences]
     return draft._replace(
         lead=lead,
-        numbers=sentences.numbers(draft),
-        headline="\n".join(answer),
+        numbers=answer.numbers(draft),
+        headline="\n".join(paragraphs),
         remarks=[
             *rate_terms.remarks,
             *remarks.write_remarks(config, run_sets, draft),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from experiments.study import analysis, remarks, sentences, settings
+from experiments.study import analysis, answer, remarks, sentences, settings
 from experiments.study.results import Basis, Kind, Standing
 from experiments.study.sentences import PHRASES
 
@@ -106,7 +106,7 @@ def flatten(table: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, st
 
 def walk_code() -> Iterator[ast.AST]:
     """Yields the nodes of all modules that say phrases."""
-    for module in (analysis, remarks, sentences, settings):
+    for module in (analysis, answer, remarks, sentences, settings):
         assert module.__file__
         yield from ast.walk(ast.parse(Path(module.__file__).read_text("utf-8")))
 

@@ -34,9 +34,9 @@ from experiments.study import (
     runs,
     sentences,
 )
+from experiments.study.answer import laws
 from experiments.study.results import BY_DEFAULT, BY_HAND, ONE_NOMINAL, Kind
 from experiments.study.runs import make_trial
-from experiments.study.sentences import laws
 from experiments.study.statistics import ACCURACY, LOSS, Measure
 from experiments.study.study import MACHINE, final_lines, study_lines, without_repeats
 from syncalgos.network import PRESETS
