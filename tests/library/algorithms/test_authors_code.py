@@ -4,6 +4,8 @@ Their figures were printed, in float32, by the repositories and commits that sta
 them, run by PyTorch 2.13 in two processes that talk through gloo, on the same `wave`s.
 """
 
+from typing import Any
+
 import jax
 import numpy as np
 import optax
@@ -13,17 +15,22 @@ from support.reducer_cases import assert_close, descend, wave
 import syncalgos
 
 # They print seven digits, and sums of ours are in another order.
-SAME = 1e-5
+TOLERANCE = 1e-5
 
 
-def least_squares(strategy, optimizer, steps, starts=(1, 1)):
+def least_squares(
+    strategy: syncalgos.Strategy,
+    optimizer: optax.GradientTransformation,
+    steps: int,
+    starts: tuple[float, float] = (1, 1),
+) -> np.ndarray:
     """Three params in two leaves: (steps, workers, 3). Gradients are h (x - b)."""
 
-    def cut(x):
+    def cut(x: np.ndarray) -> dict[str, np.ndarray]:
         return {"a": x[..., :1], "b": x[..., 1:]}
 
-    def gradient(params, own):
-        return jax.tree.map(lambda x, h, b: h * (x - b), params, *own)
+    def gradient(params: Any, worker_inputs: Any) -> Any:
+        return jax.tree.map(lambda x, h, b: h * (x - b), params, *worker_inputs)
 
     starts = np.float32(starts)[:, None] * wave(3, phase=3.0)
     h = 1 + wave(12, 2, 3, phase=4.0) / 2
@@ -33,10 +40,10 @@ def least_squares(strategy, optimizer, steps, starts=(1, 1)):
     return np.concatenate([params["a"], params["b"]], axis=-1)
 
 
-def assert_after(params, figures):
+def assert_params_at_steps(params: np.ndarray, figures: dict[int, list]) -> None:
     """Compares with the numbers given for some steps, counted from 1."""
     for step, expected in figures.items():
-        assert_close(params[step - 1], np.array(expected), SAME)
+        assert_close(params[step - 1], np.array(expected), TOLERANCE)
 
 
 # PyTorch 2.13: DistributedDataParallel with post_localSGD_hook and PostLocalSGDState(
@@ -67,7 +74,7 @@ POST_LOCAL = {
 }
 
 
-def one_step_off(switch, period):
+def average_at_pytorchs_steps(switch: int, period: int) -> syncalgos.Strategy:
     """Post-local SGD by PyTorch's clock."""
     late = syncalgos.every(syncalgos.average(), period, offset=(switch + 1) % period)
     early = syncalgos.until(syncalgos.sync_sgd(), switch)
@@ -78,12 +85,14 @@ def one_step_off(switch, period):
     ("strategy", "figures"),
     [
         (syncalgos.post_local_sgd(dense_steps=3, period=4), POST_LOCAL[3, 4]),
-        (one_step_off(4, 3), POST_LOCAL[4, 3]),
+        (average_at_pytorchs_steps(4, 3), POST_LOCAL[4, 3]),
     ],
     ids=["clocks that agree", "another offset"],
 )
 def test_post_local_sgd_matches_pytorchs(strategy, figures):
-    assert_after(least_squares(strategy, optax.sgd(0.1, momentum=0.9), 12), figures)
+    assert_params_at_steps(
+        least_squares(strategy, optax.sgd(0.1, momentum=0.9), 12), figures
+    )
 
 
 # meta-pytorch/torchft 7eb7087, local_sgd.DiLoCo with a stub for its manager (all-reduce
@@ -116,7 +125,7 @@ def test_streaming_diloco_matches_torchfts(settings):
         period, fragments=fragments, delay=delay, alpha=alpha
     )
     params = least_squares(strategy, optax.adamw(0.1, weight_decay=0.1), 12)
-    assert_after(params, TORCHFT[settings])
+    assert_params_at_steps(params, TORCHFT[settings])
 
 
 # jkolehm/noloco 37d1a8a, SparseOptimizerC(local_group_size=2, number_of_local_steps=2,
@@ -137,4 +146,4 @@ def test_noloco_matches_its_authors_code():
         6,
         (1, 2),
     )
-    assert_after(params, NOLOCO)
+    assert_params_at_steps(params, NOLOCO)

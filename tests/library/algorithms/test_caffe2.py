@@ -4,6 +4,8 @@ A fully connected layer 16 → 1, a sigmoid, the squared loss, a batch of 64, 10
 the same parameters for any number of workers, on any devices in any order.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,19 +25,19 @@ WEIGHT_DECAY = 0.01
 TOLERANCE = 5e-7
 
 
-def make_batches(global_batch):
+def make_batches(global_batch: int) -> tuple[np.ndarray, np.ndarray]:
     """Caffe2's data: uniform inputs, labelled by their first column, rounded."""
     x = np.random.default_rng(2603).random((STEPS, global_batch, 16), np.float32)
     return x, np.round(x[..., 0])
 
 
-def initial_params():
+def make_params() -> dict[str, np.ndarray]:
     weight = np.random.default_rng(1).normal(size=16) / 4
     return {"weight": weight.astype(np.float32), "bias": np.zeros((), np.float32)}
 
 
 @syncalgos.stateless
-def squared_loss(params, batch):
+def squared_loss(params: Any, batch: Any) -> jax.Array:
     x, label = batch
     output = jax.nn.sigmoid(x @ params["weight"] + params["bias"])
     return jnp.mean((output - label) ** 2) / 2
@@ -46,9 +48,9 @@ OPTIMIZER = optax.chain(
 )
 
 
-def on_one_machine(global_batch):
+def train_in_numpy(global_batch: int) -> dict[str, np.ndarray]:
     """The same training in float64 NumPy, with the gradient by hand."""
-    params = {name: x.astype(float) for name, x in initial_params().items()}
+    params = {name: x.astype(float) for name, x in make_params().items()}
     velocity = {"weight": np.zeros(16), "bias": 0.0}
     for x, label in zip(*make_batches(global_batch), strict=True):
         output = 1 / (1 + np.exp(-(x @ params["weight"] + params["bias"])))
@@ -61,10 +63,10 @@ def on_one_machine(global_batch):
     return params
 
 
-PLACES = (16, "auto", None), (6, "pmap", [2, 0]), (6, "shard_map", [1, 2])
+PLACEMENTS = (16, "auto", None), (6, "pmap", [2, 0]), (6, "shard_map", [1, 2])
 
 
-@pytest.mark.parametrize(("workers", "backend", "devices"), PLACES, ids=str)
+@pytest.mark.parametrize(("workers", "backend", "devices"), PLACEMENTS, ids=str)
 def test_params_are_the_same_for_any_workers_on_any_devices(workers, backend, devices):
     batch = 66 if workers == 6 else 64
     trainer = syncalgos.DataParallel(
@@ -75,8 +77,8 @@ def test_params_are_the_same_for_any_workers_on_any_devices(workers, backend, de
         backend=backend,
         placement=syncalgos.Placement(devices=devices),
     )
-    state, _ = trainer.run(trainer.init(initial_params()), make_batches(batch))
-    for name, values in on_one_machine(batch).items():
+    state, _ = trainer.run(trainer.init(make_params()), make_batches(batch))
+    for name, values in train_in_numpy(batch).items():
         replicas = np.asarray(state.replica.params[name])  # (devices, lanes, ...)
         values = np.broadcast_to(values, replicas.shape)
         np.testing.assert_allclose(replicas, values, rtol=0, atol=TOLERANCE)

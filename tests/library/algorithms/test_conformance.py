@@ -5,7 +5,9 @@ Most is asked of the traced program alone. Those that are trained share one prog
 
 import itertools
 import re
+from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +19,7 @@ from support import joint_strategies
 from support.chosen_tests import chosen_values, split_around
 from support.commands import ROOT
 from support.problems import conformance
-from support.requirements import PERIOD, WITH, make, other_value, owed, parameters
+from support.requirements import COMPANIONS, PERIOD, make, other_value, owed, parameters
 from support.tiers import tiers
 
 import syncalgos
@@ -37,11 +39,11 @@ LAYOUT = dict(zip(NAMES, itertools.cycle(ON_DEVICES), strict=False))
 KINDS = ("fedavg", "dynamic_averaging", "gossip")
 LAYOUT |= dict.fromkeys(KINDS, ON_DEVICES[0])
 # Of these, each sends and keeps what another does that is not among them.
-LATER = ("slowmo", "lookahead", "co2", "gpa", "ema_nesterov", "muloco", "diloco_x")
-LATER += ("eager_diloco", "heloco", "halos", "decoupled_diloco", "noloco", "d2")
-LATER += ("qg_dsgdm", "gradient_tracking", "fedprox", "fedopt", "feddyn", "qsr")
-LATER += ("post_local_sgd", "des_loc", "sparta", "pulseloco", "topk_sgd", "ef21")
-LATER += ("sign_sgd", "distributed_lion", "loco", "dion")
+SLOW_NAMES = ("slowmo", "lookahead", "co2", "gpa", "ema_nesterov", "muloco", "diloco_x")
+SLOW_NAMES += ("eager_diloco", "heloco", "halos", "decoupled_diloco", "noloco", "d2")
+SLOW_NAMES += ("qg_dsgdm", "gradient_tracking", "fedprox", "fedopt", "feddyn", "qsr")
+SLOW_NAMES += ("post_local_sgd", "des_loc", "sparta", "pulseloco", "topk_sgd", "ef21")
+SLOW_NAMES += ("sign_sgd", "distributed_lion", "loco", "dion")
 TOGETHER = 8  # the compiler needs more than twice as long for twice as many
 
 # Two leaves are trained; the others have no gradient.
@@ -53,13 +55,13 @@ MODEL = {
 }
 
 
-def loss(params, batch):
+def loss(params: Any, batch: Any) -> jax.Array:
     """The squared error of a small network."""
     hidden = jnp.tanh(batch["x"] @ params["in"]).sum(1)
     return jnp.mean((hidden * params["scale"] - batch["y"][:, 0]) ** 2)
 
 
-class Seen(NamedTuple):
+class TrainingResults(NamedTuple):
     """Results of an algorithm's training.
 
     Attributes:
@@ -83,91 +85,106 @@ class Trained(NamedTuple):
             `fedavg` leaves some of them out of a round.
     """
 
-    usual: Seen
-    resumed: Seen
-    poisoned: Seen
+    usual: TrainingResults
+    resumed: TrainingResults
+    poisoned: TrainingResults
 
 
 STEPS = 2 * PERIOD
 HALF = PERIOD + 1
 
 
-def train(names, workers, backend, devices, folder):
+def train(
+    names: Sequence[str], workers: int, backend: str, devices: int, folder: Path
+) -> dict[str, Trained]:
     """Trains algorithms side by side; by name, what is `Trained`.
 
     The optimizer skips steps whose gradients are not finite.
     """
-    kept = {name: optax.apply_if_finite(owed(name).optimizer, 5) for name in names}
+    optimizers = {
+        name: optax.apply_if_finite(owed(name).optimizer, 5) for name in names
+    }
     trainer = syncalgos.DataParallel(
         syncalgos.stateless(joint_strategies.loss_of_all(loss)),
-        joint_strategies.optimizers(kept),
+        joint_strategies.optimizers(optimizers),
         joint_strategies.strategies({name: make(name) for name in names}),
         workers=workers,
         backend=backend,
         placement=syncalgos.Placement(devices=range(devices)),
     )
     _, batches = conformance.problem()
-    decisions = [len(found[0]) for x in names if (found := owed(x).decided)]
+    num_decisions = 0
+    for name in names:
+        decided = owed(name).decided
+        if decided:
+            num_decisions += len(decided[0])
 
-    def advanced(state, first, stop):
+    def run_steps(state: Any, start: int, stop: int) -> tuple[Any, list[Any]]:
         replicas = []
         metrics = {}
-        for step in range(first, stop):
+        for step in range(start, stop):
             batch = jax.tree.map(lambda x, a=step: x[a : a + 1], batches)
             state, metrics = trainer.run(state, batch)
             replicas.append(trainer.to_host(state).replica.params)
         decided = metrics.get("decided", np.zeros((1, 0)))
-        assert decided.shape == (1, sum(decisions))
+        assert decided.shape == (1, num_decisions)
         return state, replicas
 
-    def seen(state, replicas):
+    def make_results(state: Any, replicas: list[Any]) -> dict[str, TrainingResults]:
         path = jax.tree.map(lambda *x: np.stack(x), *replicas)
-        held = trainer.to_host(state).sync
-        center = trainer.center(state).params
-        found = path, held, jax.device_get(center)
-        return {name: Seen(*(tree[name] for tree in found)) for name in names}
+        sync_state = trainer.to_host(state).sync
+        center = jax.device_get(trainer.center(state).params)
+        return {
+            name: TrainingResults(path[name], sync_state[name], center[name])
+            for name in names
+        }
 
-    state, before = advanced(trainer.init(dict.fromkeys(names, MODEL)), 0, HALF)
-    held = trainer.to_host(state)
-    of_no_interest = syncalgos.Replica(())
-    own = state_arrays.name_own_arrays(held)
-    shared = state_arrays.name_shared_arrays(held, of_no_interest)
-    shards.write_shard(folder, shards.Shard(HALF, workers, 0, own, shared, {}), 0, 1)
-    state, after = advanced(state, HALF, STEPS)
-    usual = seen(state, before + after)
+    first_state = trainer.init(dict.fromkeys(names, MODEL))
+    state, first_replicas = run_steps(first_state, 0, HALF)
+    host_state = trainer.to_host(state)
+    empty_replica = syncalgos.Replica(())
+    own_arrays = state_arrays.name_own_arrays(host_state)
+    shared_arrays = state_arrays.name_shared_arrays(host_state, empty_replica)
+    shard = shards.Shard(HALF, workers, 0, own_arrays, shared_arrays, {})
+    shards.write_shard(folder, shard, 0, 1)
+    state, last_replicas = run_steps(state, HALF, STEPS)
+    usual = make_results(state, first_replicas + last_replicas)
 
-    zero = dict.fromkeys(names, jax.tree.map(np.zeros_like, MODEL))
-    part = load_workers(folder, HALF)
+    zeros = dict.fromkeys(names, jax.tree.map(np.zeros_like, MODEL))
+    shard = load_workers(folder, HALF)
     state = state_arrays.restore_state(
-        trainer, trainer.init(zero), part.own, part.shared
+        trainer, trainer.init(zeros), shard.own, shard.shared
     )
-    state, after = advanced(state, HALF, STEPS)
-    resumed = seen(state, before + after)
+    state, last_replicas = run_steps(state, HALF, STEPS)
+    resumed = make_results(state, first_replicas + last_replicas)
 
     batches["x"][1, conformance.BATCH // workers :] = np.nan
-    poisoned = seen(*advanced(trainer.init(dict.fromkeys(names, MODEL)), 0, STEPS))
-    each = usual, resumed, poisoned
-    return {name: Trained(*(found[name] for found in each)) for name in names}
+    first_state = trainer.init(dict.fromkeys(names, MODEL))
+    poisoned = make_results(*run_steps(first_state, 0, STEPS))
+    return {name: Trained(usual[name], resumed[name], poisoned[name]) for name in names}
 
 
 @pytest.fixture(scope="module")
-def trained(request, tmp_path_factory):
+def trained(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str, tuple], Trained]:
     """(name, layout) -> what `train` gives, of others of the session's tests, too."""
     names = chosen_values(request, "name")
-    done = {}
+    results_by_key = {}
 
-    def of(name, layout):
-        if (name, layout) not in done:
+    def get_trained(name: str, layout: tuple) -> Trained:
+        if (name, layout) not in results_by_key:
             alike = [x for x in names if LAYOUT[x] == LAYOUT[name]]
             together = split_around(name, alike, TOGETHER)
-            found = train(together, *layout, tmp_path_factory.mktemp("state"))
-            done.update({(each, layout): x for each, x in found.items()})
-        return done[name, layout]
+            results = train(together, *layout, tmp_path_factory.mktemp("state"))
+            for trained_name in together:
+                results_by_key[trained_name, layout] = results[trained_name]
+        return results_by_key[name, layout]
 
-    return of
+    return get_trained
 
 
-@pytest.mark.parametrize("name", tiers(NAMES, KINDS[:1], {*NAMES} - {*LATER}))
+@pytest.mark.parametrize("name", tiers(NAMES, KINDS[:1], {*NAMES} - {*SLOW_NAMES}))
 def test_algorithm_gives_the_same_numbers_on_two_layouts(name, trained):
     workers, *_ = layout = LAYOUT[name]
     on_devices = trained(name, layout)
@@ -189,15 +206,15 @@ def test_workers_that_start_from_a_center_have_it_as_theirs():
     """So a run goes on with other workers."""
     strategies = {name: make(name) for name in NAMES}
 
-    def worker(_):
+    def worker(_: Any) -> dict[str, Any]:
         return {
-            name: each.center(MODEL, each.init(MODEL))
-            for name, each in strategies.items()
+            name: strategy.center(MODEL, strategy.init(MODEL))
+            for name, strategy in strategies.items()
         }
 
     lanes = jax.vmap(worker, axis_name="lanes")
-    found = jax.jit(jax.vmap(lanes, axis_name="devices"))(np.zeros((1, 3)))
-    for name, center in found.items():
+    centers = jax.jit(jax.vmap(lanes, axis_name="devices"))(np.zeros((1, 3)))
+    for name, center in centers.items():
         for leaf, x in center.items():  # the mean over three is rounded
             np.testing.assert_allclose(
                 x[0], np.stack([MODEL[leaf]] * 3), rtol=1e-6, atol=1e-7, err_msg=name
@@ -205,51 +222,54 @@ def test_workers_that_start_from_a_center_have_it_as_theirs():
 
 
 SOURCES = [
-    path
-    for folder in ("algorithms", "combinators", "reducers")
-    for path in (ROOT / "syncalgos" / folder).rglob("*.py")
+    *(ROOT / "syncalgos/algorithms").rglob("*.py"),
+    *(ROOT / "syncalgos/combinators").rglob("*.py"),
+    *(ROOT / "syncalgos/reducers").rglob("*.py"),
 ]
 
 
-ROUNDED = {"loco", "quantized_sgd"}  # by each worker's own draws
+ROUNDED_NAMES = {"loco", "quantized_sgd"}  # by each worker's own draws
 
 
 @pytest.mark.parametrize(
-    "name", tiers([x for x in NAMES if x not in ROUNDED], ["diloco"])
+    "name", tiers([x for x in NAMES if x not in ROUNDED_NAMES], ["diloco"])
 )
 def test_three_of_four_that_take_part_are_three_workers(name):
     """Or `participating` refuses the algorithm, which then says `no_mean`."""
     # Its default depends on the number of workers.
-    own = {"block_momentum": 0.5} if name == "bmuf" else {}
+    settings = {"block_momentum": 0.5} if name == "bmuf" else {}
     x, y = np.random.default_rng(0).normal(size=(2, STEPS, 16, 5))
 
-    def center(workers, around):
-        strategy = around(make(name, **own))
+    def train_center(
+        workers: int, wrap: Callable[[syncalgos.Strategy], syncalgos.Strategy]
+    ) -> Any:
+        strategy = wrap(make(name, **settings))
         optimizer = owed(name).optimizer
         trainer = syncalgos.DataParallel(loss, optimizer, strategy, workers=workers)
-        seen = {"x": x[:, : 4 * workers], "y": y[:, : 4 * workers]}
-        return trainer.center(trainer.run(trainer.init(MODEL), seen)[0]).params
+        batches = {"x": x[:, : 4 * workers], "y": y[:, : 4 * workers]}
+        return trainer.center(trainer.run(trainer.init(MODEL), batches)[0]).params
 
     take_part = partial(syncalgos.participating, schedule=lambda _, n: np.arange(n) < 3)
     try:
-        of_three = center(4, take_part)
+        center = train_center(4, take_part)
     except ValueError as error:
         assert str(error).startswith("participating: ")
     else:
-        why = "use collectives.no_mean, unless it should be a mean"
-        compare = partial(np.testing.assert_allclose, atol=ROUNDING, err_msg=why)
-        jax.tree.map(compare, of_three, center(3, lambda strategy: strategy))
+        message = "use collectives.no_mean, unless it should be a mean"
+        compare = partial(np.testing.assert_allclose, atol=ROUNDING, err_msg=message)
+        jax.tree.map(compare, center, train_center(3, lambda strategy: strategy))
 
 
 def test_workers_talk_by_the_collectives_alone():
     """These are proven on each layout; no algorithm reaches past them."""
-    own = re.compile(
+    collective_call = re.compile(
         r"lax\.(p(sum|mean|max|min|permute|shuffle)\w*|all_\w+|axis_\w+|ragged\w+)\("
     )
     assert len(SOURCES) > len(NAMES)
-    assert own.search("jax.lax.pmean(x)") and own.search("lax.all_to_all(x, axis)")
+    assert collective_call.search("jax.lax.pmean(x)")
+    assert collective_call.search("lax.all_to_all(x, axis)")
     for path in SOURCES:
-        assert not own.search(path.read_text()), path
+        assert not collective_call.search(path.read_text()), path
 
 
 # The bytes
@@ -259,24 +279,29 @@ def test_workers_talk_by_the_collectives_alone():
 @pytest.mark.parametrize("name", NAMES)
 def test_communication_is_what_the_algorithm_owes(name, workers):
     params = conformance.problem()[0]
-    taken = owed(name).decisions(2 * PERIOD)
-    sent = syncalgos.communication(
-        make(name), params, workers=workers, steps=2 * PERIOD, taken=taken
+    decisions = owed(name).decisions(2 * PERIOD)
+    counts = syncalgos.communication(
+        make(name), params, workers=workers, steps=2 * PERIOD, taken=decisions
     )
-    assert sent.bytes_per_worker == pytest.approx(owed(name).expected_bytes(workers))
-    assert tuple(np.flatnonzero(np.diff(sent.per_step, prepend=0))) == (
+    assert counts.bytes_per_worker == pytest.approx(owed(name).expected_bytes(workers))
+    assert tuple(np.flatnonzero(np.diff(counts.per_step, prepend=0))) == (
         owed(name).send_steps
     )
-    assert sent.syncs == len(owed(name).send_steps)
+    assert counts.syncs == len(owed(name).send_steps)
 
 
 # The form
 
 
-def traced(strategy, optimizer, params, sizes=(2, 2)):
+def trace_step(
+    strategy: syncalgos.Strategy,
+    optimizer: optax.GradientTransformation,
+    params: Any,
+    sizes: tuple[int, int] = (2, 2),
+) -> tuple[Any, Any]:
     """The program of a step, whose results must have the form of what they replace."""
 
-    def step(params, grads, number):
+    def step(params: Any, grads: Any, number: jax.Array) -> Any:
         start = strong((optimizer.init(params), strategy.init(params)))
         replica = syncalgos.Replica(params, start[0])
         state = start[1]
@@ -284,16 +309,18 @@ def traced(strategy, optimizer, params, sizes=(2, 2)):
         replica, state = apply_sync(strategy, replica, state, number)
         return start[1], strategy.center(replica.params, state), grads, replica
 
-    sizes = [*zip(syncalgos.WORKERS, sizes, strict=True)]
-    return jax.make_jaxpr(step, axis_env=sizes, return_shape=True)(
+    axis_env = [*zip(syncalgos.WORKERS, sizes, strict=True)]
+    return jax.make_jaxpr(step, axis_env=axis_env, return_shape=True)(
         params, params, jnp.int32(0)
     )
 
 
-def keeps_its_form(name, params, sizes, **settings):
+def check_form(
+    name: str, params: Any, sizes: tuple[int, int], **settings: Any
+) -> set[str]:
     """Returns the dtypes of the state."""
     strategy = make(name, **settings)
-    _, (state, center, *_) = traced(strategy, owed(name).optimizer, params, sizes)
+    _, (state, center, *_) = trace_step(strategy, owed(name).optimizer, params, sizes)
     kinds = [jax.tree.map(lambda x: (x.shape, x.dtype), x) for x in (center, params)]
     assert kinds[0] == kinds[1]
     return {x.dtype.name for x in jax.tree.leaves(state)}
@@ -304,24 +331,27 @@ def test_any_model_keeps_its_form_and_nothing_is_promoted(name):
     """jax refuses promotion in the first of them, as in the user's own program."""
     with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
         model = {"empty": jnp.zeros((0, 3)), "matrix": jnp.zeros((6, 3))}
-        keeps_its_form(name, model, (2, 2))
+        check_form(name, model, (2, 2))
     # Numbers and schedules are float64 then: params and state must not become so.
     rate = {"learning_rate": lambda step: jnp.asarray(0.1, float)}
     with jax.enable_x64(True):
-        short = jnp.zeros((2, 2), jnp.bfloat16)
-        wide = {"leaf": jnp.zeros(1)}
-        model = {"deep": [short, wide], "scalar": jnp.zeros((), jnp.float32)}
+        bfloat16_leaf = jnp.zeros((2, 2), jnp.bfloat16)
+        float32_leaf = {"leaf": jnp.zeros(1)}
+        model = {
+            "deep": [bfloat16_leaf, float32_leaf],
+            "scalar": jnp.zeros((), jnp.float32),
+        }
         rate = rate if "learning_rate" in parameters(name) else {}
-        assert "bfloat16" not in keeps_its_form(name, model, (1, 3), **rate)
+        assert "bfloat16" not in check_form(name, model, (1, 3), **rate)
 
 
 # The parameters
 
 
-def text_of(name, settings):
+def format_program(name: str, settings: dict[str, Any]) -> str:
     """A step's program, with all that is constant in it."""
     model = {"bias": jnp.zeros(3), "in": jnp.zeros((5, 3))}
-    program, _ = traced(make(name, **settings), owed(name).optimizer, model)
+    program, _ = trace_step(make(name, **settings), owed(name).optimizer, model)
     return f"{program}{[np.ravel(x).tolist() for x in program.consts]}"
 
 
@@ -330,17 +360,17 @@ def text_of(name, settings):
 def test_every_parameter_changes_the_program(name):
     texts = {}
     for parameter in parameters(name):
-        usual = WITH.get((name, parameter), {})
+        usual = COMPANIONS.get((name, parameter), {})
         key = repr(usual)
         if key not in texts:
-            texts[key] = text_of(name, usual)
-            assert texts[key] == text_of(name, usual)
+            texts[key] = format_program(name, usual)
+            assert texts[key] == format_program(name, usual)
         other = {**usual, parameter: other_value(name, parameter)}
-        assert text_of(name, other) != texts[key], parameter
+        assert format_program(name, other) != texts[key], parameter
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_parameter_refuses_what_is_out_of_range(name):
+def test_every_parameter_refuses_values_out_of_range(name):
     for parameter, default in parameters(name).items():
         if isinstance(default, bool):
             bad = []  # both values are legal

@@ -41,9 +41,9 @@ pytestmark = pytest.mark.usefixtures("float64")
 # through 14 steps, stay below 1e-14. A wrong term of an update shows at 1e-3.
 TOLERANCE = 1e-12
 AXIS = "worker"
-workers_of = attrgetter("workers")
+get_workers = attrgetter("workers")
 # A graph that mixes after the step, and a matrix too small to be worth compression.
-MORE = {"gossip-2-4", "powersgd-2-4"}
+FURTHER_DEFAULT_IDS = {"gossip-2-4", "powersgd-2-4"}
 TOGETHER = 8  # by 64 at a time the compiler makes all take half as long again
 
 
@@ -72,127 +72,162 @@ class Case(NamedTuple):
     def id(self) -> str:
         return f"{self.name}-{self.number}-{self.workers}"
 
-    def made(self) -> tuple[Strategy, optax.GradientTransformation]:
+    def make(self) -> tuple[Strategy, optax.GradientTransformation]:
         rate = self.settings.get("learning_rate", LR)
-        inner = self.optimizer or optax.sgd(rate, momentum=MOMENTUM)
-        return syncalgos.ALGORITHMS[self.name](**self.settings, axis=AXIS), inner
+        optimizer = self.optimizer or optax.sgd(rate, momentum=MOMENTUM)
+        return syncalgos.ALGORITHMS[self.name](**self.settings, axis=AXIS), optimizer
 
-    def followed(self) -> list[np.ndarray]:
+    def compute(self) -> list[np.ndarray]:
         """The recurrence's centers and replicas, as `train_together` gives them."""
-        given = {"workers": self.workers, **self.settings, **self.departures}
-        path = [(center, list(theta)) for center, theta in self.recurrence(**given)]
+        arguments = {"workers": self.workers, **self.settings, **self.departures}
+        path = [(center, list(theta)) for center, theta in self.recurrence(**arguments)]
         centers, replicas = (np.array(x) for x in zip(*path, strict=True))
         return [np.repeat(centers[:, None], self.workers, axis=1), replicas]
 
 
-def cases() -> Iterator[Any]:
+def list_cases() -> Iterator[Any]:
     """The first settings with 1 to 4 workers, the others with 2 or 4 in turn.
 
     A graph of its own has 4 workers. Only the first settings with 4 workers are not
-    slow, in which all terms of an update are alive, and those of MORE. With 1 and 3
-    they are long, and with 2 where the second settings have as many.
+    slow, in which all terms of an update are alive, and FURTHER_DEFAULT_IDS. With 1
+    and 3 they are long, and with 2 where the second settings have as many.
     """
 
-    def of_tier(case, by_default, twos=False):
-        is_long = case.workers in ((1, 2, 3) if twos else (1, 3))
+    def mark_case(case: Case, is_default: bool, has_second_of_two: bool = False) -> Any:
+        is_long = case.workers in ((1, 2, 3) if has_second_of_two else (1, 3))
         mark = pytest.mark.long if is_long else pytest.mark.slow
-        marks = [] if by_default or case.id in MORE else [mark]
+        marks = [] if is_default or case.id in FURTHER_DEFAULT_IDS else [mark]
         return pytest.param(case, id=case.id, marks=marks)
 
     for name in syncalgos.ALGORITHMS:
         module = importlib.import_module(f"recurrences.{name}")
         pairs = [x if isinstance(x, tuple) else (x, {}) for x in module.SETTINGS]
-        for number, (settings, own) in enumerate(pairs):
-            counts = ((4, 2)[number % 2],) if number else (1, 2, 3, 4)
+        for number, (settings, departures) in enumerate(pairs):
+            counts = (1, 2, 3, 4)
+            if number > 0:
+                counts = (2,) if number % 2 else (4,)
             is_named = isinstance(settings.get("topology", ""), str)
-            if not is_named or "workers" in own:
-                counts = (own.get("workers", 4),)
-            twos = not number and any("workers" not in x for _, x in pairs[1:2])
+            if not is_named or "workers" in departures:
+                counts = (departures.get("workers", 4),)
+            has_second_of_two = not number and any(
+                "workers" not in x for _, x in pairs[1:2]
+            )
             for workers in counts:
-                case = Case(name, number, workers, module.recurrence, settings, own)
-                yield of_tier(case, (number, workers) == (0, 4), twos)
+                case = Case(
+                    name=name,
+                    number=number,
+                    workers=workers,
+                    recurrence=module.recurrence,
+                    settings=settings,
+                    departures=departures,
+                )
+                yield mark_case(case, (number, workers) == (0, 4), has_second_of_two)
     for number, settings in enumerate(des_loc.ADAM_SETTINGS, len(des_loc.SETTINGS)):
         for workers in (1, 2, 3, 4):
-            adam = des_loc.adam_recurrence, settings, {}, optax.adam(LR)
-            case = Case("des_loc", number, workers, *adam)
-            yield of_tier(case, (settings, workers) == (des_loc.ADAM_SETTINGS[-1], 4))
+            case = Case(
+                name="des_loc",
+                number=number,
+                workers=workers,
+                recurrence=des_loc.adam_recurrence,
+                settings=settings,
+                departures={},
+                optimizer=optax.adam(LR),
+            )
+            is_default = settings == des_loc.ADAM_SETTINGS[-1] and workers == 4
+            yield mark_case(case, is_default)
 
 
 @pytest.fixture(scope="module")
-def trained(request):
+def trained(
+    request: pytest.FixtureRequest,
+) -> Callable[[Case], tuple[np.ndarray, np.ndarray]]:
     """Returns trained(case): its centers and replicas after each step.
 
     If one case cannot be trained, each is trained alone: only that one fails.
     """
-    by_count = groupby(
-        sorted(chosen_values(request, "case"), key=workers_of), workers_of
-    )
-    waiting = [part for _, x in by_count for part in batched(list(x), TOGETHER)]
-    found = {}
+    waiting_batches = []
+    sorted_cases = sorted(chosen_values(request, "case"), key=get_workers)
+    for _, cases_of_a_count in groupby(sorted_cases, get_workers):
+        waiting_batches += split_cases(list(cases_of_a_count), TOGETHER)
+    results = {}
 
-    def of(case):
-        if case.id not in found:
-            together = next((x for x in waiting if case in x), [case])
-            waiting[:] = [x for x in waiting if x is not together]
+    def get_trained(case: Case) -> tuple[np.ndarray, np.ndarray]:
+        if case.id not in results:
+            batch = next((x for x in waiting_batches if case in x), [case])
+            waiting_batches[:] = [x for x in waiting_batches if x is not batch]
             try:
-                made = {each.id: each.made() for each in together}
-                found.update(train_together(made, case.workers))
+                pairs = {batch_case.id: batch_case.make() for batch_case in batch}
+                results.update(train_together(pairs, case.workers))
             except Exception:
-                if len(together) == 1:
+                if len(batch) == 1:
                     raise
-                return of(case)
-        return found[case.id]
+                return get_trained(case)
+        return results[case.id]
 
-    return of
+    return get_trained
 
 
-def batched(cases, most):
+def split_cases(cases: list[Case], size: int) -> list[list[Case]]:
     """Cuts a list into lists of at most so many."""
-    return [cases[i : i + most] for i in range(0, len(cases), most)]
+    return [cases[i : i + size] for i in range(0, len(cases), size)]
 
 
-def train_together(made, workers):
+def train_together(
+    pairs: dict[str, tuple[Strategy, optax.GradientTransformation]], workers: int
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Trains each of some strategies on its own, all in one compiled program.
 
     Args:
-        made: pairs of a strategy and its inner optimizer.
+        pairs: of a strategy and its inner optimizer.
         workers: the number of workers, laid over one axis.
 
     Returns:
         For each, the workers' centers and replicas, (steps, workers, size).
     """
-    strategy = joint_strategies.strategies({name: x for name, (x, _) in made.items()})
-    optimizer = joint_strategies.optimizers({name: x for name, (_, x) in made.items()})
+    strategies = {name: strategy for name, (strategy, _) in pairs.items()}
+    optimizers = {name: optimizer for name, (_, optimizer) in pairs.items()}
+    strategy = joint_strategies.strategies(strategies)
+    optimizer = joint_strategies.optimizers(optimizers)
 
-    def gradients(params, batch):
-        stacked = jax.tree.map(lambda *x: jnp.stack(x), *params.values())
-        found = jax.vmap(jax.grad(loss), (0, None))(stacked, batch)
-        each = enumerate(params)
-        return {name: jax.tree.map(lambda x, i=i: x[i], found) for i, name in each}
+    def gradients(params: dict[str, Any], batch: Any) -> dict[str, Any]:
+        stacked_params = jax.tree.map(lambda *x: jnp.stack(x), *params.values())
+        stacked_grads = jax.vmap(jax.grad(loss), (0, None))(stacked_params, batch)
+        return {
+            name: jax.tree.map(lambda x, i=i: x[i], stacked_grads)
+            for i, name in enumerate(params)
+        }
 
-    def worker(batches):
-        params = dict.fromkeys(made, jax.tree.map(jnp.asarray, initial_params()))
+    def worker(batches: Any) -> dict[str, tuple[Any, Any]]:
+        params = dict.fromkeys(pairs, jax.tree.map(jnp.asarray, initial_params()))
         start = Replica(params, optimizer.init(params)), strategy.init(params)
         replica, center = local_steps(strategy, optimizer, gradients, start, batches)
-        return {name: (center[name], replica.params[name]) for name in made}
+        return {name: (center[name], replica.params[name]) for name in pairs}
 
-    def by_step(tree):
-        found = jax.tree.map(lambda x: np.moveaxis(np.asarray(x), 1, 0), tree)
-        return flatten(found, lead=2)
+    def flatten_by_step(tree: Any) -> np.ndarray:
+        arrays = jax.tree.map(lambda x: np.moveaxis(np.asarray(x), 1, 0), tree)
+        return flatten(arrays, lead=2)
 
-    parts = [x.reshape(STEPS, workers, -1, *x.shape[2:]) for x in (X, TARGET)]
-    own = tuple(jnp.asarray(np.moveaxis(x, 1, 0)) for x in parts)
-    found = jax.jit(jax.vmap(worker, axis_name=AXIS))(own)
-    return {name: tuple(map(by_step, both)) for name, both in found.items()}
+    def split_by_worker(x: np.ndarray) -> jax.Array:
+        rows = x.reshape(STEPS, workers, -1, *x.shape[2:])
+        return jnp.asarray(np.moveaxis(rows, 1, 0))  # (workers, steps, batch, …)
+
+    batches = split_by_worker(X), split_by_worker(TARGET)
+    outcome = jax.jit(jax.vmap(worker, axis_name=AXIS))(batches)
+    return {
+        name: (flatten_by_step(center), flatten_by_step(replica))
+        for name, (center, replica) in outcome.items()
+    }
 
 
-@pytest.mark.parametrize("case", list(cases()))
+@pytest.mark.parametrize("case", list(list_cases()))
 def test_algorithm_matches_its_recurrence(case, trained):
-    expected, replicas = case.followed()
-    centers, found = trained(case)
-    apart = [relative_error(*both) for both in zip(found, replicas, strict=True)]
-    wrong = [step for step, error in enumerate(apart) if not error <= TOLERANCE]
-    assert not wrong, f"replicas after these steps, from 0: {wrong}"
+    expected, replicas = case.compute()
+    centers, trained_replicas = trained(case)
+    errors = [
+        relative_error(*pair) for pair in zip(trained_replicas, replicas, strict=True)
+    ]
+    wrong_steps = [step for step, error in enumerate(errors) if not error <= TOLERANCE]
+    assert not wrong_steps, f"replicas after these steps, from 0: {wrong_steps}"
     if case.recurrence is fedavg.recurrence:  # its center in a round is the engine's
         ends = slice(case.settings["period"] - 1, None, case.settings["period"])
         centers = centers[ends]
@@ -202,14 +237,15 @@ def test_algorithm_matches_its_recurrence(case, trained):
 
 def test_choco_sgd_whose_peers_know_nothing_is_its_papers():
     case = Case("choco_sgd", 0, 4, choco_sgd.recurrence, choco_sgd.SETTINGS[0][0], {})
-    strategy, inner = case.made()
+    strategy, optimizer = case.make()
 
-    def nothing_known(params):
+    def init_to_zeros(params: Any) -> Any:
         return jax.tree.map(jnp.zeros_like, strategy.init(params))
 
-    made = {"": (strategy._replace(init=nothing_known), inner)}
-    _, replicas = train_together(made, 4)[""]
-    assert relative_error(replicas, case.followed()[1]) <= TOLERANCE
+    pairs = {"": (strategy._replace(init=init_to_zeros), optimizer)}
+    _, replicas = train_together(pairs, 4)[""]
+    _, expected = case.compute()
+    assert relative_error(replicas, expected) <= TOLERANCE
 
 
 def test_zero_one_adam_in_its_papers_order_does_not_move_before_it_freezes_v():
@@ -224,6 +260,8 @@ def test_the_engine_s_center_of_fedavg_is_of_those_who_take_part(settings):
     path = [center for center, _ in fedavg.recurrence(4, **settings)]
     strategy = syncalgos.fedavg(**settings)
     optimizer = optax.sgd(LR, momentum=MOMENTUM)
-    seen = tuple(range(2, STEPS + 1, 2))
-    found = train(strategy, optimizer, 4, look_steps=seen, batches=(X, TARGET))
-    assert relative_error(found.centers, np.array(path)[1::2]) <= TOLERANCE
+    sync_steps = tuple(range(2, STEPS + 1, 2))
+    trained_run = train(
+        strategy, optimizer, 4, look_steps=sync_steps, batches=(X, TARGET)
+    )
+    assert relative_error(trained_run.centers, np.array(path)[1::2]) <= TOLERANCE

@@ -8,6 +8,7 @@ import re
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +44,7 @@ TOGETHER = 8
 KINDS = "bmuf", "slowmo", "gossip", "sparta", "push_sum", "heloco", "des_loc"
 
 
-def argument(value):
+def make_argument(value: Any) -> Any:
     """A value of a file as a factory takes it: weights, or rates of the steps."""
     if not isinstance(value, list):
         return value
@@ -51,15 +52,25 @@ def argument(value):
     return numbers if numbers.ndim > 1 else lambda step: jnp.asarray(numbers)[step]
 
 
-def made(file):
+def make_pair(
+    file: dict[str, Any],
+) -> tuple[syncalgos.Strategy, optax.GradientTransformation]:
     """The strategy and the inner optimizer that a file asks for, from it alone."""
-    given = {x: argument(y["value"]) for x, y in file["hyperparameters"].items()}
-    own = {x: argument(y) for x, y in file["inner_optimizer"].items() if x != "name"}
-    make = optax.sgd if "momentum" in own else optax.adam
-    return syncalgos.ALGORITHMS[file["algorithm"]](**given, axis=AXIS), make(**own)
+    settings = {
+        name: make_argument(row["value"])
+        for name, row in file["hyperparameters"].items()
+    }
+    optimizer_settings = {
+        name: make_argument(value)
+        for name, value in file["inner_optimizer"].items()
+        if name != "name"
+    }
+    strategy = syncalgos.ALGORITHMS[file["algorithm"]](**settings, axis=AXIS)
+    make_optimizer = optax.sgd if "momentum" in optimizer_settings else optax.adam
+    return strategy, make_optimizer(**optimizer_settings)
 
 
-def leaves(vectors):
+def split_leaves(vectors: np.ndarray) -> dict[str, jax.Array]:
     """Cuts the last axis of vectors into the leaves of SHAPES."""
     stops = np.cumsum([int(np.prod(shape)) for shape in SHAPES.values()])
     parts = zip(SHAPES.items(), np.split(vectors, stops[:-1], -1), strict=True)
@@ -67,41 +78,65 @@ def leaves(vectors):
 
 
 @cache
-def count_workers(name):
+def count_workers(name: str) -> int:
     return read(name)["workers"]
 
 
-@cache
-def trained(*names):
-    """{name: (replicas, centers)} of each, (steps, workers, size) both."""
-    files = {name: read(name) for name in names}
-    pairs = {name: made(file) for name, file in files.items()}
-    strategy = joint_strategies.strategies({name: x for name, (x, _) in pairs.items()})
-    optimizer = joint_strategies.optimizers({name: x for name, (_, x) in pairs.items()})
-    params = {name: leaves(np.array(file["start"])) for name, file in files.items()}
+class TrainedFile(NamedTuple):
+    """What the library makes of a file's gradients, (steps, workers, size) both."""
 
-    def worker(gradients):
+    replicas: np.ndarray
+    centers: np.ndarray
+
+
+@cache
+def train_files(*names: str) -> dict[str, TrainedFile]:
+    files = {name: read(name) for name in names}
+    strategies = {}
+    optimizers = {}
+    for name, file in files.items():
+        strategies[name], optimizers[name] = make_pair(file)
+    strategy = joint_strategies.strategies(strategies)
+    optimizer = joint_strategies.optimizers(optimizers)
+    params = {
+        name: split_leaves(np.array(file["start"])) for name, file in files.items()
+    }
+
+    def take_gradients(params: Any, step_gradients: Any) -> Any:
+        return step_gradients
+
+    def worker(gradients: Any) -> tuple[Any, Any]:
         start = Replica(params, optimizer.init(params)), strategy.init(params)
-        inputs = strategy, optimizer, lambda params, own: own, start, gradients
-        replica, center = local_steps(*inputs)
+        replica, center = local_steps(
+            strategy, optimizer, take_gradients, start, gradients
+        )
         return replica.params, center
 
-    def by_worker(file):  # (workers, steps, …)
-        return leaves(np.array([x["gradients"] for x in file["steps"]]).swapaxes(0, 1))
+    def read_gradients(file: dict[str, Any]) -> dict[str, jax.Array]:
+        gradients = np.array([step["gradients"] for step in file["steps"]])
+        return split_leaves(gradients.swapaxes(0, 1))  # (workers, steps, …)
 
-    own = {name: by_worker(file) for name, file in files.items()}
-    both = jax.jit(jax.vmap(worker, axis_name=AXIS))(own)
-    by_name = {name: [flatten(x[name], lead=2) for x in both] for name in names}
-    return {name: [x.swapaxes(0, 1) for x in pair] for name, pair in by_name.items()}
+    def flatten_by_step(tree: Any) -> np.ndarray:
+        return flatten(tree, lead=2).swapaxes(0, 1)
+
+    gradients = {name: read_gradients(file) for name, file in files.items()}
+    replicas, centers = jax.jit(jax.vmap(worker, axis_name=AXIS))(gradients)
+    return {
+        name: TrainedFile(
+            replicas=flatten_by_step(replicas[name]),
+            centers=flatten_by_step(centers[name]),
+        )
+        for name in names
+    }
 
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("name", tiers(FILES, KINDS))
-def test_ours_pass(name, request):
+def test_our_algorithms_pass(name, request):
     chosen = chosen_values(request, "name")
     alike = [x for x in chosen if count_workers(x) == count_workers(name)]
-    together = split_around(name, alike, TOGETHER)
-    replicas, centers = trained(*together)[name]
+    names = split_around(name, alike, TOGETHER)
+    replicas, centers = train_files(*names)[name]
     rows = iter(replicas)
     means = iter(centers.mean(1))
     # The center of fedavg within a round is the engine's.
@@ -112,14 +147,17 @@ def test_ours_pass(name, request):
 @pytest.mark.parametrize("file", FILES)
 def test_a_file_is_what_the_command_makes(file):
     assert (FOLDER / f"{file}.json").exists(), "make vectors"
-    made = vectors(file)
-    there = read(file)
-    assert (FOLDER / f"{file}.json").read_text("utf-8") == text(there)
-    both = [x["steps"] + x.get("drawn", []) for x in (made, there)]
-    for now, row in zip(*both, strict=True):
-        for what in {"params", "center", "draw"} & {*now}:
-            np.testing.assert_allclose(now.pop(what), row.pop(what), 0, LAST_DIGIT)
-    assert made == there, "make vectors"
+    made_vectors = vectors(file)
+    stored = read(file)
+    assert (FOLDER / f"{file}.json").read_text("utf-8") == text(stored)
+    made_rows = made_vectors["steps"] + made_vectors.get("drawn", [])
+    stored_rows = stored["steps"] + stored.get("drawn", [])
+    for made_row, stored_row in zip(made_rows, stored_rows, strict=True):
+        for key in {"params", "center", "draw"} & {*made_row}:
+            np.testing.assert_allclose(
+                made_row.pop(key), stored_row.pop(key), 0, LAST_DIGIT
+            )
+    assert made_vectors == stored, "make vectors"
 
 
 def test_draws_that_a_recurrence_does_not_describe_are_an_error():
@@ -136,9 +174,9 @@ def test_the_guide_for_implementers_names_files_that_exist_and_all_further_setti
     guide = (FOLDER / "README.md").read_text("utf-8")
     sections = guide.partition("## By algorithm\n")[2]
     first_cells = re.findall(r"^\| (`.+?) \|", sections, re.MULTILINE)
-    named = {name for cell in first_cells for name in re.findall(r"`(.+?)`", cell)}
-    assert named <= {*FILES}
-    assert {name for name in FILES if "." in name} <= named
+    file_names = {*re.findall(r"`(.+?)`", " ".join(first_cells))}
+    assert file_names <= {*FILES}
+    assert {name for name in FILES if "." in name} <= file_names
 
 
 PAGE = (ROOT / "docs" / "conformance.md").read_text("utf-8")
@@ -148,7 +186,7 @@ ROW = [END] * 2
 
 
 @pytest.mark.parametrize(
-    ("second", "center", "said"),
+    ("second_params", "center", "message_part"),
     [
         (ROW, END, ""),
         (
@@ -162,15 +200,17 @@ ROW = [END] * 2
         (ROW, [0, -0.95], "small: center after step 1 differ by 0.725"),
     ],
 )
-def test_the_checker_says_what_differs_first(second, center, said):
-    steps = iter([[[-0.5, 0], [0, -1]], second])
+def test_the_checker_says_what_differs_first(second_params, center, message_part):
+    steps = iter([[[-0.5, 0], [0, -1]], second_params])
     message = ""
     centers = iter([[-0.25, -0.5], center])
     try:
         check(SMALL, lambda gradients: next(steps), center=lambda: next(centers))
     except AssertionError as error:
         message = str(error)
-    assert said in message and bool(said) == bool(message) and "\n" not in message
+    assert bool(message) == bool(message_part)
+    assert message_part in message
+    assert "\n" not in message
 
 
 def test_the_file_that_the_page_shows_has_all_that_files_have():
@@ -187,8 +227,8 @@ def test_the_checker_needs_numpy_alone():
 @pytest.mark.parametrize("need", ["leaves", "draws", "clock"])
 def test_the_page_names_the_files_that_need_more(need):
     *_, cell = re.findall(rf"^\| `{need}` \| (.+?) \|", PAGE, re.MULTILINE)
-    found = {x for x in FILES if need in read(x)["needs"]}
-    assert {*re.findall(r"`([\w.]+)`", cell)} == found
+    file_names = {x for x in FILES if need in read(x)["needs"]}
+    assert {*re.findall(r"`([\w.]+)`", cell)} == file_names
 
 
 def test_the_page_tells_the_number_of_files_without_needs():
