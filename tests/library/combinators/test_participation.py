@@ -183,6 +183,21 @@ def test_metrics_are_not_weighed_where_every_worker_makes_steps():
     assert metrics["seen"][0] == jnp.bfloat16(OF_WORKERS.mean())
 
 
+def test_metrics_of_a_round_are_weighed_by_its_end():
+    def last_one_counts_at_odd_steps(step: Any, workers: int) -> jax.Array:
+        last = jnp.arange(workers) == workers - 1
+        return jnp.where(step % 2 == 1, last, ~last)
+
+    def loss(params: Any, buffers: Any, batch: Any, key: jax.Array) -> Any:
+        return params * 0 + jnp.mean(batch), (buffers, {})
+
+    strategy = participating(model_averaging(2), last_one_counts_at_odd_steps)
+    trainer = make_trainer(strategy, loss)
+    batches = np.tile(OF_WORKERS, (2, 1))
+    _, metrics = trainer.run(trainer.init(jnp.zeros(()), ()), batches)
+    np.testing.assert_array_equal(metrics["loss"], [OF_WORKERS[-1]] * 2)
+
+
 def test_evaluate_takes_the_weighted_buffers():
     def loss(params: Any, buffers: Any, batch: Any, key: jax.Array) -> Any:
         return buffers + 0 * params * batch.mean(), (batch.mean(), {})
