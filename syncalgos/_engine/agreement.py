@@ -5,6 +5,7 @@ means over the workers would hide it.
 """
 
 import hashlib
+import re
 from typing import Any
 
 import jax
@@ -25,8 +26,8 @@ def check_agreement(caller_name: str, trees: dict[str, PyTree], layout: Layout) 
 
     Args:
         caller_name: the function that was called, for the message.
-        trees: arrays, numbers or shapes, by name. Of an array that spans the processes,
-            and of shapes, only the shape and the dtype are compared.
+        trees: arrays, numbers, shapes or texts, by name. Of an array that spans the
+            processes, and of shapes, only the shape and the dtype are compared.
         layout: the place of each worker.
 
     Raises:
@@ -57,13 +58,20 @@ def check_agreement(caller_name: str, trees: dict[str, PyTree], layout: Layout) 
         description = f"the number of leaves, here {len(leaves)},"
     raise ValueError(
         f"{caller_name}: {description} is not the same in all processes: give each "
-        "process the same model, seed and numbers, such as those drawn from one seed "
-        "or read from one file"
+        "process the same strategy, model, seed and numbers, such as those drawn from "
+        "one seed or read from one file"
     )
 
 
+def as_text(value: Any) -> str:
+    """The repr of a value, without addresses, which differ between processes."""
+    return re.sub(" at 0x[0-9a-f]+", "", repr(value))
+
+
 def _describe_array(leaf: Any) -> str:
-    """The dtype and the shape of an array."""
+    """The dtype and the shape of an array; a text as it is."""
+    if isinstance(leaf, str):
+        return leaf
     shape = ",".join(map(str, np.shape(leaf)))
     return f"{_dtype(leaf)}[{shape}]"
 
@@ -76,6 +84,8 @@ def _checksum(name: str, leaf: Any) -> bytes:
     """The checksum of a leaf: its name, its form, and its bytes if these are here."""
     text = f"{name} {_describe_array(leaf)}"
     checksum = hashlib.blake2b(text.encode(), digest_size=BYTES)
+    if isinstance(leaf, str):
+        return checksum.digest()
     is_spread = isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
     if not is_spread and not isinstance(leaf, jax.ShapeDtypeStruct):
         has_keys = isinstance(leaf, jax.Array) and is_key(leaf)

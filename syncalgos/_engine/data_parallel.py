@@ -14,7 +14,7 @@ from syncalgos._calls import suggest_arguments
 from syncalgos._combinators.introspection import check_mapped
 from syncalgos._dtypes import narrow, widen
 from syncalgos._engine import arguments, inner_step, sharded_tables, worker
-from syncalgos._engine.agreement import check_agreement
+from syncalgos._engine.agreement import as_text, check_agreement
 from syncalgos._engine.compiled import Compiled
 from syncalgos._engine.inner_fit import check_rate
 from syncalgos._engine.lanes import selection
@@ -245,8 +245,8 @@ class DataParallel:
                 rows of a table do not divide over the workers, buffers hold an untyped
                 key, the strategy changes shapes or dtypes, or the optimizer makes the
                 steps of leaves that are the same on all workers depend on leaves that
-                are not; or the arguments differ between processes. The message names
-                the leaf.
+                are not; or the arguments, or the calls that made the strategy, differ
+                between processes. The message names the leaf.
         """
         check_params(params)
         params = copy_host_arrays("params", params)
@@ -267,6 +267,7 @@ class DataParallel:
             "buffers": buffers,
             "seed": np.int32(seed),
             "hyperparams": numbers,
+            "strategy": as_text(strategy),
         }
         check_agreement("init", trees, self.layout)
         numbers = as_data(numbers, self.layout)

@@ -69,6 +69,10 @@ def loss(params, buffers, batch, key):
     return jnp.mean((batch @ params["w"] + params["b"]) ** 2), (buffers, {})
 
 
+def weigh_alike(step, workers):
+    return jnp.ones(workers)
+
+
 def check_refused(where, pattern, call):
     try:
         call()
@@ -91,6 +95,15 @@ def work(process: int, processes: int, folder: Path):
         check_refused(
             "init", pattern, lambda begin=begin: trainer.init(*begin(process))
         )
+
+    longer = syncalgos.DataParallel(
+        loss,
+        optax.sgd(0.1),
+        syncalgos.participating(syncalgos.diloco(2 + process), weigh_alike),
+        workers=2 * processes,
+    )
+    pattern = r"strategy, here participating\(diloco\(.*\), weigh_alike, .*\),"
+    check_refused("init", pattern, lambda: longer.init(PARAMS))
 
     buffers = {"key": jax.random.key(0)}
     state = trainer.init(PARAMS, buffers, hyperparams={"rate": 0.05})
