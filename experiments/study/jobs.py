@@ -99,7 +99,7 @@ def make(
     """
     plan = bar.plan
     with cluster(config.scheduler, min(config.jobs, plan.missing)) as dask:
-        if importlib.util.find_spec("bokeh"):  # it draws the pages
+        if _has_dashboard():
             bar.say(f"dashboard: {dask.client.dashboard_link}")
         jobs = Jobs(dask, _order(config, plan), bar)
         while not plan.is_over:
@@ -107,6 +107,11 @@ def make(
                 raise making.StopRequested
             jobs.step()
             time.sleep(TICK)
+
+
+def _has_dashboard() -> bool:
+    """Whether Dask can show its pages, which bokeh draws."""
+    return importlib.util.find_spec("bokeh") is not None
 
 
 def job_environment(devices: int | None) -> dict[str, str]:
@@ -478,7 +483,9 @@ def _own_cluster(jobs: int) -> Iterator[Cluster]:
         dashboard_address=f"{LOCALHOST}:0",
         # `OwnWorkers` notices workers that are silent. Dask would take them all for
         # silent once this command, which holds the scheduler, was stopped for a while.
-        scheduler_kwargs={"worker_ttl": YEAR},
+        # Without bokeh, Dask tries to import its pages in each scheduler. Of two that
+        # start at once in threads, one would then find them half imported.
+        scheduler_kwargs={"worker_ttl": YEAR, "dashboard": _has_dashboard()},
         silence_logs=False,  # `dask_silenced` does it, for overlapping calls too
     )
     # The workers end before their scratch folder goes, and the scheduler.
