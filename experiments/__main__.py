@@ -7,5 +7,5 @@ COMMANDS = {
 }
 
 if __name__ == "__main__":
-    rows = [f"python -m experiments.{x:<8} {what}" for x, what in COMMANDS.items()]
+    rows = [f"python -m experiments.{x:<8} {text}" for x, text in COMMANDS.items()]
     print("The harness of syncalgos, in a clone of its repository:", *rows, sep="\n")

@@ -19,7 +19,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from experiments.command.errors import BadRequest, summarize_error
+from experiments.command.errors import BadRequest, refusal, summarize_error
 
 SEAL = "sha256"
 CHANGED = "it, or a file beside it, was changed since it was written"
@@ -75,17 +75,17 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return _objects(path, str.splitlines)
 
 
-def _objects(path: Path, parts: Callable[[str], list[str]]) -> list[dict[str, Any]]:
-    """Reads the JSON objects in the parts of a text."""
+def _objects(path: Path, split: Callable[[str], list[str]]) -> list[dict[str, Any]]:
+    """Reads the JSON objects in a file, whose text is split into them."""
     try:
-        found = [json.loads(part) for part in parts(_bytes(path).decode())]
+        objects = [json.loads(part) for part in split(_bytes(path).decode())]
     except UnicodeDecodeError:
         raise Damaged(path, "it is not valid UTF-8") from None
     except (ValueError, RecursionError) as error:
         raise Damaged(path, f"it is not valid JSON: {error}") from None
-    if not all(isinstance(x, dict) for x in found):
+    if not all(isinstance(x, dict) for x in objects):
         raise Damaged(path, "it must hold an object")
-    return found
+    return objects
 
 
 def open_regular(path: Path | str, most_bytes: int | None = None) -> BufferedReader:
@@ -153,10 +153,10 @@ def sealed(content: Mapping[str, Any], *beside: bytes) -> dict[str, Any]:
 def check_seal(path: Path, content: Mapping[str, Any], *beside: bytes) -> None:
     """Raises a Damaged if content, or data beside it, differs from its checksum."""
     try:
-        found = sealed(content, *beside)
+        expected = sealed(content, *beside)
     except RecursionError as error:  # it is too deep to be written
         raise Damaged(path, CHANGED) from error
-    if SEAL in content and content[SEAL] != found[SEAL]:
+    if SEAL in content and content[SEAL] != expected[SEAL]:
         raise Damaged(path, CHANGED)
 
 
@@ -174,9 +174,10 @@ def write_json(path: Path, content: dict[str, Any], *beside: Path) -> None:
         beside: files that the checksum covers, too.
     """
     # The checksum is of the content as it will be read.
-    read = json.loads(json.dumps(plain(content), default=repr))
-    others = (x.read_bytes() for x in beside)
-    write(path, json.dumps(sealed(read, *others), indent=2) + "\n")
+    json_content = json.loads(json.dumps(plain(content), default=repr))
+    other_contents = [other_path.read_bytes() for other_path in beside]
+    sealed_content = sealed(json_content, *other_contents)
+    write(path, json.dumps(sealed_content, indent=2) + "\n")
 
 
 def write(path: Path, content: str | bytes) -> None:
@@ -262,11 +263,11 @@ def plain(value: Any) -> Any:
 
 @contextmanager
 def needed(flag: str, path: Path) -> Iterator[None]:
-    """Makes an OSError in the use of a flag's file or folder a BadRequest."""
+    """Makes an OSError in the use of a flag's file or folder a `refusal`."""
     try:
         yield
     except OSError as error:
-        raise BadRequest(f"{flag} {path}: {error.strerror}") from error
+        raise refusal(error, f"{flag} {path}: {error.strerror}") from error
 
 
 def try_to_write(out: Path) -> None:
@@ -275,12 +276,12 @@ def try_to_write(out: Path) -> None:
     if not existing.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, f"{existing} is a file, not a folder")
     # Permissions are not enough: root may write anywhere, but not in /proc.
-    with made(out):
+    with make_folder(out):
         tempfile.TemporaryFile(dir=out).close()
 
 
 @contextmanager
-def made(folder: Path) -> Iterator[None]:
+def make_folder(folder: Path) -> Iterator[None]:
     """Makes a folder if needed; removes new folders that stay empty."""
     missing = [x for x in (folder, *folder.absolute().parents) if not x.exists()]
     try:

@@ -93,9 +93,9 @@ def _code(outcome: Outcome) -> int:
     """Returns the exit code of a run whose outputs are all there."""
     if outcome.diverged:
         return stopping.DIVERGED
-    return (
-        stopping.stop_code(outcome.stopped) if outcome.stopped else stopping.COMPLETED
-    )
+    if outcome.stopped:
+        return stopping.stop_code(outcome.stopped)
+    return stopping.COMPLETED
 
 
 def _show_finished(summary: Summary, run: Run, out: Path) -> int:
@@ -167,8 +167,10 @@ class Folder:
         self.progress = saver.progress if saver else Progress()
         self.tracked = Tracking(())
         # Only the first process writes.
-        self._own = path if run.group.is_first else None
-        self._metrics = self._own and run_folder.Metrics(self._own, run.group.note)
+        self._written_path = path if run.group.is_first else None
+        self._metrics = self._written_path and run_folder.Metrics(
+            self._written_path, run.group.note
+        )
         self._export = Export(
             path=run.config.export,
             keep=run.config.keep,
@@ -194,7 +196,7 @@ class Folder:
             OSError: it cannot be written.
         """
         run = self.run
-        out = self._own
+        out = self._written_path
         if out is None:
             return
         config = {
@@ -271,18 +273,23 @@ class Folder:
 
     def add(self, center: Replica) -> None:
         """Records the last evaluation, and exports its model if it is the best."""
-        lines = self.lines
+        evaluations = self.progress.evaluations
         if self._metrics is not None:
-            self._metrics.add(lines)
-        why = self._export.add(center, self.progress.evaluations)
+            self._metrics.add(evaluations)
+        why = self._export.add(center, evaluations)
         if why:
             terminal.say(why)
-        self.tracked.log(lines[-1])
+        self.tracked.log(evaluations[-1].to_json())
 
-    def save(self, state: TrainState, last: bool) -> None:
-        """Saves a checkpoint; `last` if it is that of the run's end."""
+    def save(self, state: TrainState, is_last: bool) -> None:
+        """Saves a checkpoint.
+
+        Args:
+            state: the state of the engine.
+            is_last: whether it is that of the run's end.
+        """
         if self.saver is not None:
-            self.saver.save(state, self.seconds, last)
+            self.saver.save(state, self.seconds, is_last)
 
     def finish(self, outcome: Outcome, summary: Summary) -> tuple[Summary, list[str]]:
         """Writes the last files.
@@ -325,5 +332,5 @@ class Folder:
         Raises:
             OSError: a file cannot be written.
         """
-        if self._own is not None:
-            run_folder.finish(self._own, summary.to_json(), self.lines)
+        if self._written_path is not None:
+            run_folder.finish(self._written_path, summary.to_json(), self.lines)

@@ -21,7 +21,7 @@ from experiments.aim.answer import Answer
 from experiments.aim.config import PROGRAM, AimConfig, CompileJob
 from experiments.aim.tables import Result
 from experiments.command import stopping, terminal
-from experiments.command.errors import BadRequest, Unwritten, in_one_line
+from experiments.command.errors import BadRequest, Unwritten, in_one_line, refusal
 from experiments.command.stopping import before_the_end, printable
 from experiments.command.text_tables import terminal_width
 from experiments.training import config as training
@@ -126,7 +126,8 @@ def read_earlier(config: AimConfig) -> EarlierPrograms:
                     answer = Answer.from_json(program)
                     programs[key] = EarlierProgram(answer, program)
         except OSError as error:
-            raise BadRequest(f"--reuse {path}: {error.strerror or error}") from None
+            reason = error.strerror or error
+            raise refusal(error, f"--reuse {path}: {reason}") from None
         except files.Damaged as error:
             raise BadRequest(
                 f"--reuse {error}: give a file written by --json"

@@ -12,7 +12,7 @@ from filelock import FileLock, Timeout
 
 from experiments.command.errors import BadRequest
 from experiments.command.stopping import before_the_end, say
-from experiments.files import Damaged, made, needed, read_bytes
+from experiments.files import Damaged, make_folder, needed, read_bytes
 
 NAME = ".lock"  # in --out
 MAX_SHOWN = 200  # characters of the lock file that an error shows
@@ -40,7 +40,7 @@ def lock_folder(out: Path) -> Iterator[None]:
 
     with ExitStack() as cleanup:
         with needed("--out", out):
-            cleanup.enter_context(made(out))
+            cleanup.enter_context(make_folder(out))
             _acquire(lock, out)
         cleanup.callback(lock.release)
         cleanup.callback(remove_file)

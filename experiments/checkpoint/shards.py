@@ -84,12 +84,12 @@ class ShardName(NamedTuple):
 
     step: int
     number: int
-    of: int
+    num_shards: int
 
     @property
     def file_name(self) -> str:
         """The file's name, such as step-00000032.0-of-1.npz."""
-        return f"step-{self.step:08}.{self.number}-of-{self.of}.npz"
+        return f"step-{self.step:08}.{self.number}-of-{self.num_shards}.npz"
 
 
 def parse_name(file_name: str) -> ShardName | None:
@@ -100,7 +100,7 @@ def parse_name(file_name: str) -> ShardName | None:
     step, number, num_files = match.groups()
     name = ShardName(int(step), int(number), int(num_files))
     # Rejects 00-of-1, 1-of-1, and steps that no run reaches.
-    is_name = name.file_name == file_name and name.number < name.of
+    is_name = name.file_name == file_name and name.number < name.num_shards
     return name if is_name and name.step < 2**31 else None
 
 
@@ -432,7 +432,7 @@ def load_workers(
     layouts: dict[int, list[ShardName]] = defaultdict(list)
     for name in _shard_names(folder):
         if name.step == step:
-            layouts[name.of].append(name)
+            layouts[name.num_shards].append(name)
     errors: list[Exception] = []
     # A killed run with another number of processes may have left an incomplete layout.
     sizes = sorted(layouts, key=lambda size: (len(layouts[size]) < size, size))
@@ -516,7 +516,7 @@ def _join_shards(shards: Iterable[Shard], rows: range) -> Shard:
             earlier_shard.own.update(shard.own)
             earlier_shard.shared.update(shard.shared)
             shard.own.clear()  # so that the earlier shard alone holds them
-    ordered_shards = [shards_by_first[first] for first in sorted(shards_by_first)]
+    ordered_shards = [shards_by_first[x] for x in sorted(shards_by_first)]
     # Leaf by leaf, to free each one: two copies of the state may not fit in memory.
     own_leaves: dict[str, np.ndarray] = {}
     for name in list(ordered_shards[0].own):
@@ -606,7 +606,9 @@ def remove_shards(
     """
     for name in _shard_names(folder):
         path = folder / name.file_name
-        if name.step not in steps or (name.number != number and name.of == num_shards):
+        if name.step not in steps or (
+            name.number != number and name.num_shards == num_shards
+        ):
             continue
         head = None if run_ids is None else _find_head(path)
         if run_ids is None or (head and head.record.get("run_id") in run_ids):
@@ -624,7 +626,7 @@ def _find_head(path: Path) -> Shard | None:
 def is_first_save(folder: Path) -> bool:
     """Whether the folder holds only shards of an interrupted first save."""
     names = _shard_names(folder)
-    counts = Counter(name.of for name in names)
+    counts = Counter(name.num_shards for name in names)
     has_several_steps = len({name.step for name in names}) > 1
     has_whole_layout = any(count == size for size, count in counts.items())
     if has_several_steps or has_whole_layout:

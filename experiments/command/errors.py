@@ -51,6 +51,7 @@ class Unwritten(BadRequest):
 # such as those of a full disk or of a server that is away, may pass.
 _LASTING = {
     errno.EACCES,
+    errno.EEXIST,
     errno.EINVAL,
     errno.EISDIR,
     errno.ELOOP,

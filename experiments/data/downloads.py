@@ -20,7 +20,7 @@ from rich.table import Column
 
 from experiments.command.stopping import Terminated, handling, say
 from experiments.command.terminal import bar_column
-from experiments.files import Damaged, made, open_regular, replacing
+from experiments.files import Damaged, make_folder, open_regular, replacing
 
 TIMEOUT = (10, 60)  # seconds: to connect, and between bytes
 
@@ -116,7 +116,7 @@ def _download(file: File, path: Path, convert: Convert | None) -> None:
     """Downloads a file, or raises a ValueError and leaves no file."""
     problems = []
     try:
-        with made(path.parent), _making(path):
+        with make_folder(path.parent), _making(path):
             for url in file.urls:
                 if path.exists():  # another process has made it meanwhile
                     break

@@ -137,21 +137,23 @@ def check_data(data: Any) -> None:
     """Raises a ValueError unless this is a Data with consistent parts."""
     must(isinstance(data, Data), "load must return a Data", data)
     _check_arrays("test", data.test)
-    first = data.train
-    if isinstance(first, dict):
-        _check_arrays("train", first)
+    train = data.train
+    if isinstance(train, dict):
+        _check_arrays("train", train)
+        names = [*train]
     else:
         must(
-            hasattr(first, "__len__") and hasattr(first, "__getitem__"),
+            hasattr(train, "__len__") and hasattr(train, "__getitem__"),
             "train must be a dict of arrays, or a source with a length whose items are "
             "examples",
-            first,
+            train,
         )
-        first = first[0]
-        is_example = isinstance(first, Mapping)
-        must(is_example, "train[0] must be an example, a dict of arrays", first)
-    if set(first) != set(data.test):
-        raise ValueError(f"train has arrays {[*first]}, but test has {[*data.test]}")
+        example = train[0]
+        is_example = isinstance(example, Mapping)
+        must(is_example, "train[0] must be an example, a dict of arrays", example)
+        names = [*example]
+    if set(names) != set(data.test):
+        raise ValueError(f"train has arrays {names}, but test has {[*data.test]}")
     if WEIGHT in data.test:
         raise ValueError(f"{WEIGHT!r} is a name that evaluation adds: use another name")
     for name, group in data.groups.items():
@@ -250,7 +252,7 @@ class Part:
 
     def __getitem__(self, number: int) -> Mapping[str, np.ndarray]:
         """Reads one example, by its number in the part."""
-        return read(self.source, int(self.numbers[number]))
+        return read_example(self.source, int(self.numbers[number]))
 
 
 def _drawn(labels: np.ndarray | None, examples: int, count: int) -> np.ndarray:
@@ -299,8 +301,8 @@ def gather(train: Arrays | Source, rows: np.ndarray) -> Arrays:
     if isinstance(train, dict):
         return {name: x[rows] for name, x in train.items()}
     numbers = rows.reshape(-1).tolist()
-    examples = [read(train, number) for number in numbers]
-    forms = [{name: np.shape(x) for name, x in example.items()} for example in examples]
+    examples = [read_example(train, number) for number in numbers]
+    forms = [_shapes(example) for example in examples]
     if any(form != forms[0] for form in forms):
         usual = max(forms, key=forms.count)
         odd = next(i for i, form in enumerate(forms) if form != usual)
@@ -308,15 +310,19 @@ def gather(train: Arrays | Source, rows: np.ndarray) -> Arrays:
             f"training example {numbers[odd]} has shapes {forms[odd]}, but example "
             f"{numbers[forms.index(usual)]} has {usual}"
         )
-    stacked_arrays = {
-        name: np.stack([example[name] for example in examples]) for name in forms[0]
-    }
-    return {
-        name: x.reshape(*rows.shape, *x.shape[1:]) for name, x in stacked_arrays.items()
-    }
+    arrays = {}
+    for name in forms[0]:
+        stacked_array = np.stack([example[name] for example in examples])
+        arrays[name] = stacked_array.reshape(*rows.shape, *stacked_array.shape[1:])
+    return arrays
 
 
-def read(source: Source, number: int) -> Mapping[str, np.ndarray]:
+def _shapes(example: Mapping[str, np.ndarray]) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of an example's arrays."""
+    return {name: np.shape(x) for name, x in example.items()}
+
+
+def read_example(source: Source, number: int) -> Mapping[str, np.ndarray]:
     """Reads a copy of one example of a source, which may use its memory again.
 
     Raises:

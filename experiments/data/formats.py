@@ -55,10 +55,11 @@ FOLDERS = {
     "fashion-mnist": ("fashion-mnist", "FashionMNIST/raw", "."),
 }
 # Images and labels to train on, then those that are held out, as they are pinned.
-IDX_FILES = {
-    name: [file for path, file in PINS.items() if path.startswith(f"{name}/")]
-    for name in FOLDERS
-}
+IDX_FILES: dict[str, list[File]] = {name: [] for name in FOLDERS}
+for _path, _file in PINS.items():
+    _name = _path.partition("/")[0]
+    if _name in IDX_FILES:
+        IDX_FILES[_name].append(_file)
 
 
 def mnist_images(name: str, data_dir: Path | None = None) -> tuple[Arrays, Arrays]:
@@ -78,11 +79,14 @@ def mnist_images(name: str, data_dir: Path | None = None) -> tuple[Arrays, Array
     Source: LeCun et al., "Gradient-based learning applied to document recognition",
     1998; Xiao, Rasul and Vollgraf, "Fashion-MNIST", 2017.
     """
-    paths = [_there(file, data_dir) or find(file, data_dir) for file in IDX_FILES[name]]
+    paths = [
+        _find_elsewhere(file, data_dir) or find(file, data_dir)
+        for file in IDX_FILES[name]
+    ]
     return _examples(paths[0], paths[1]), _examples(paths[2], paths[3])
 
 
-def _there(file: File, data_dir: Path | None) -> Path | None:
+def _find_elsewhere(file: File, data_dir: Path | None) -> Path | None:
     """Returns a file with the right checksum and another name or folder, if any."""
     expected = {Path(file.path).name: file.sha256, **file.members}
     expected |= {name.replace("-idx", ".idx"): x for name, x in file.members.items()}
@@ -237,11 +241,11 @@ def pack(path: Path) -> bytes:
     """
     # The archive cannot be pinned, because its bytes depend on the server's gzip.
     contents_by_name = members(path, SPEECH_BYTES, "the archive")
-    wavs = {
-        m[1]: wav
-        for name, wav in contents_by_name.items()
-        if (m := NAME.fullmatch(name))
-    }
+    wavs = {}
+    for name, content in contents_by_name.items():
+        match = NAME.fullmatch(name)
+        if match:
+            wavs[match[1]] = content
     packed = BytesIO()
     with tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for name in sorted(wavs):

@@ -13,15 +13,17 @@ LEAST = 10  # the fewest examples of a shard in a Dirichlet partition
 DRAWS = 1000  # tries of a Dirichlet partition before an error
 
 
-def rows(seed: int, first: int, steps: int, batch: int, examples: int) -> np.ndarray:
-    """Samples the global batches of steps first … first + steps - 1.
+def rows(
+    seed: int, first_step: int, steps: int, batch: int, examples: int
+) -> np.ndarray:
+    """Samples the global batches of steps first_step … first_step + steps - 1.
 
     Permutations of the examples follow each other and are cut into batches. Each epoch
     contains every example once, even if a batch crosses its end.
 
     Args:
         seed: the seed for the permutations.
-        first: the first local step, from 0.
+        first_step: the first local step, from 0.
         steps: the number of steps.
         batch: the global batch size.
         examples: the number of training examples.
@@ -32,12 +34,12 @@ def rows(seed: int, first: int, steps: int, batch: int, examples: int) -> np.nda
     # Batches depend on seed and step only, so that they are the same for any split into
     # dispatches, any algorithm and a resumed run.
     epoch = partial(_epoch, seed, examples)
-    row_numbers = _stretch(first * batch, steps * batch, examples, epoch)
+    row_numbers = _stretch(first_step * batch, steps * batch, examples, epoch)
     return row_numbers.astype(np.int32).reshape(steps, batch)
 
 
 def rows_of_shards(
-    seed: int, first: int, steps: int, batch: int, shards: Sequence[np.ndarray]
+    seed: int, first_step: int, steps: int, batch: int, shards: Sequence[np.ndarray]
 ) -> np.ndarray:
     """Samples like `rows`, but each worker from its own examples.
 
@@ -47,7 +49,7 @@ def rows_of_shards(
 
     Args:
         seed: the seed from which all workers' permutations are drawn.
-        first: the first local step, from 0.
+        first_step: the first local step, from 0.
         steps: the number of steps.
         batch: the global batch size, a multiple of the number of workers.
         shards: the numbers of each worker's examples (see `partition.shards`).
@@ -62,7 +64,7 @@ def rows_of_shards(
     for worker, shard in enumerate(shards):
         length = _epochs_at_once(len(shard)) * len(shard)
         part = partial(order, worker, len(shard))
-        places = _stretch(first * worker_batch, steps * worker_batch, length, part)
+        places = _stretch(first_step * worker_batch, steps * worker_batch, length, part)
         slices[:, worker] = shard[places].reshape(steps, worker_batch)
     return slices.reshape(steps, batch)
 

@@ -140,9 +140,10 @@ def find_documents(flag: str, words: str, column: str) -> Documents:
     """
     where = f"{flag} {words}"
     if words.startswith(HUB):
-        name, config, split, *more = [*words.removeprefix(HUB).split(":"), "", ""]
-        if not name or len(more) > 2:
+        fields = words.removeprefix(HUB).split(":")
+        if not fields[0] or len(fields) > 3:
             raise ValueError(f"{where}: use hf:NAME, or hf:NAME:CONFIG:SPLIT")
+        name, config, split = [*fields, "", ""][:3]
         return Documents(where, (), (name, config or None, split or "train"), column)
     paths_by_target: dict[Path, Path] = {}
     for pattern in words.split(","):
@@ -299,7 +300,7 @@ def tokenized(
     name = _digest("tokens", documents.key, tokenizer.to_str(), end, limit)
     path = folder / f"{name}.tokens"
     note = folder / f"{name}.json"
-    dtype = np.dtype(np.uint16 if size_of(tokenizer) <= 2**16 else np.uint32)
+    dtype = np.dtype(np.uint16 if vocabulary_size(tokenizer) <= 2**16 else np.uint32)
 
     def write(part: BinaryIO) -> None:
         say(f"tokenizing {documents.where.partition(' ')[2]}: {path}")
@@ -339,7 +340,7 @@ def damaged(path: Path) -> ValueError:
     return ValueError(f"{path} or {note} is damaged: remove both")
 
 
-def size_of(tokenizer: "Tokenizer") -> int:
+def vocabulary_size(tokenizer: "Tokenizer") -> int:
     """Returns the number of tokens that a model has to distinguish."""
     return max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
@@ -351,7 +352,7 @@ def byte_counts(tokenizer: "Tokenizer") -> np.ndarray | None:
     """
     if '"ByteLevel"' not in json.dumps(json.loads(tokenizer.to_str())["decoder"]):
         return None
-    counts = np.zeros(size_of(tokenizer), np.int32)
+    counts = np.zeros(vocabulary_size(tokenizer), np.int32)
     # Such a tokenizer writes each byte as one character.
     for token, number in tokenizer.get_vocab(with_added_tokens=False).items():
         counts[number] = len(token)

@@ -199,19 +199,19 @@ def _shake_hands(end: ssl.SSLObject) -> bool:
 
 def _check_dates(name: str, path: str, certificates: list[dict[str, Any]]) -> None:
     """Raises a BadRequest if none of the certificates of a file is valid now."""
-    now = time.time()
+    current_time = time.time()
     starts = [ssl.cert_time_to_seconds(x["notBefore"]) for x in certificates]
     ends = [ssl.cert_time_to_seconds(x["notAfter"]) for x in certificates]
     # Of several, some may be older or newer ones.
-    if starts and min(starts) > now:
+    if starts and min(starts) > current_time:
         raise BadRequest(
             f"{name} {path} is not valid yet: it starts on {_date(min(starts))}: wait, "
-            f"or set this machine's clock, which says {_date(now)}"
+            f"or set this machine's clock, which says {_date(current_time)}"
         )
-    if ends and max(ends) < now:
+    if ends and max(ends) < current_time:
         raise BadRequest(
             f"{name} {path} expired on {_date(max(ends))}: make another one, or set "
-            f"this machine's clock, which says {_date(now)}"
+            f"this machine's clock, which says {_date(current_time)}"
         )
 
 
@@ -235,8 +235,10 @@ def _common_name(certificate: Mapping[str, Any]) -> str | None:
     """Returns the subject's name; None if a certificate has others."""
     if certificate.get("subjectAltName"):
         return None
-    pairs = [pair for group in certificate.get("subject", ()) for pair in group]
-    return dict(pairs).get("commonName")
+    fields: dict[str, str] = {}
+    for group in certificate.get("subject", ()):
+        fields.update(group)
+    return fields.get("commonName")
 
 
 def _hosts(certificate: Mapping[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from experiments.command.errors import BadRequest, guarded, refusing
 from experiments.command.stopping import ReadSignal
 from experiments.processes import network
-from experiments.processes.starter import given_to_starter, start
+from experiments.processes.starter import find_starter_argv, start
 from experiments.training.config import RunConfig, parse
 from experiments.training.process_group import ProcessGroup
 
@@ -21,7 +21,7 @@ def run(argv: list[str], started: float) -> int:
     Returns:
         The exit code.
     """
-    given = given_to_starter()
+    starter_argv = find_starter_argv()
 
     def program(read_signal: ReadSignal) -> int:
         config = parse(argv)
@@ -37,11 +37,11 @@ def run(argv: list[str], started: float) -> int:
         from experiments.processes.join import Member
 
         def train(config: RunConfig, group: ProcessGroup) -> int:
-            return make(config, given or argv, started, read_signal, group)
+            return make(config, starter_argv or argv, started, read_signal, group)
 
-        return Member(group, read_signal, given is not None).run(config, train)
+        return Member(group, read_signal, starter_argv is not None).run(config, train)
 
-    return guarded(program, has_starter=given is not None)
+    return guarded(program, has_starter=starter_argv is not None)
 
 
 def _check_files(c: RunConfig) -> None:

@@ -263,13 +263,15 @@ def join(
     seconds = config.init_timeout
     if group.is_first:
         _check_port(where, log)
-    # If process 0 never listened, jax would abort in C++ without a reason.
-    elif reason := network.reach(*network.address(where), seconds):
-        raise Unconnected(
-            f"process {group.process} could not reach process 0 at {where} in "
-            f"{seconds:g} s ({reason}): check that process 0 runs, and that this is "
-            "its address (--coordinator)"
-        )
+    else:
+        # If process 0 never listened, jax would abort in C++ without a reason.
+        reason = network.reach(*network.address(where), seconds)
+        if reason:
+            raise Unconnected(
+                f"process {group.process} could not reach process 0 at {where} in "
+                f"{seconds:g} s ({reason}): check that process 0 runs, and that this "
+                "is its address (--coordinator)"
+            )
     _connect_within(seconds, group)
     return _exchange(config, group)
 

@@ -76,9 +76,13 @@ def _reached(out: Path) -> tuple[list[str], int]:
 
 
 def _attempt(
-    words: list[str], argv: list[str], count: int, received: list[int], left=PORTS
+    words: list[str],
+    argv: list[str],
+    count: int,
+    received: list[int],
+    ports_left: int = PORTS,
 ) -> tuple[int, bool]:
-    """Starts all processes, and on another port if theirs is taken `left` - 1 times.
+    """Starts all processes; on another port if theirs is taken, while any is left.
 
     Returns:
         The exit code, and whether a process was killed.
@@ -103,9 +107,10 @@ def _attempt(
             children.append(stack.enter_context(child))
         code = watch(children, received)
     # Another program may have taken the port before process 0 listened there.
-    if code == UNCONNECTED and left > 1 and not received and _is_taken(port):
+    may_retry = code == UNCONNECTED and ports_left > 1 and not received
+    if may_retry and _is_taken(port):
         say(f"another program took port {port}: trying another port")
-        return _attempt(words, argv, count, received, left - 1)
+        return _attempt(words, argv, count, received, ports_left - 1)
     return code, any(child.returncode < 0 for child in children)
 
 
@@ -123,20 +128,22 @@ def watch(children: Sequence[subprocess.Popen[bytes]], received: list[int]) -> i
     """
     signal_number = 0
     deadline = math.inf
-    while None in (codes := [child.poll() for child in children]):
-        now = time.monotonic()
+    codes = [child.poll() for child in children]
+    while None in codes:
+        current_time = time.monotonic()
         if received and not signal_number:
             signal_number = received[0]
             # Unlike SIGINT, it ends a process quietly that has no handler yet.
             for child in children:
                 child.send_signal(signal.SIGTERM)
         if not {*codes} <= {None, *_expected(signal_number)}:
-            deadline = min(deadline, now + GRACE)
+            deadline = min(deadline, current_time + GRACE)
         if received[1:] or _killed(codes, signal_number) or codes[0] == UNCONNECTED:
-            deadline = now
-        if now >= deadline:
+            deadline = current_time
+        if current_time >= deadline:
             break
         time.sleep(TICK)
+        codes = [child.poll() for child in children]
     expected = _expected(signal_number)
     _kill([x for x, code in zip(children, codes, strict=True) if code not in expected])
     if received[1:] and None in codes:
@@ -215,7 +222,7 @@ def _is_taken(port: int) -> bool:
     return False
 
 
-def given_to_starter() -> list[str] | None:
+def find_starter_argv() -> list[str] | None:
     """Returns the flags that a starter was given, if one started this process.
 
     From then on this process ends with its starter. Call it once, early.

@@ -67,9 +67,11 @@ def imagenet_synthetic(
 class Pictures:
     """Examples generated on demand, determined by seed and number."""
 
-    def __init__(self, size: int, classes: int, first: int, examples: int, seed: int):
+    def __init__(
+        self, size: int, classes: int, first_number: int, examples: int, seed: int
+    ):
         self.size = size
-        self.first = first
+        self.first_number = first_number
         self.examples = examples
         self.seed = seed
         tiles = np.random.default_rng([seed]).integers(
@@ -95,7 +97,7 @@ class Pictures:
     def _drawn(self, number: int) -> tuple[int, np.random.Generator]:
         """An image's class, and the generator of its noise."""
         # One generator per example: threads may read examples in any order.
-        draws = np.random.default_rng([self.seed, self.first + number])
+        draws = np.random.default_rng([self.seed, self.first_number + number])
         return int(draws.integers(len(self.patterns))), draws
 
 

@@ -183,8 +183,8 @@ def gpt2_synthetic(
 def _counting(context: int) -> Data:
     """Makes windows of context + 1 tokens, the same ones in every run."""
     rng = np.random.default_rng(0)
-    first = rng.integers(OCCURRING, size=(EXAMPLES + HELD_OUT, 1))
-    stride = rng.integers(1, 5, size=first.shape)
-    codes = (first + stride * np.arange(context + 1)) % OCCURRING
+    first_codes = rng.integers(OCCURRING, size=(EXAMPLES + HELD_OUT, 1))
+    stride = rng.integers(1, 5, size=first_codes.shape)
+    codes = (first_codes + stride * np.arange(context + 1)) % OCCURRING
     window = codes.astype(np.uint16)  # as many tokens as GPT-2 has fit
     return Data({"window": window[HELD_OUT:]}, {"window": window[:HELD_OUT]})

@@ -192,7 +192,7 @@ def _tokenizer(
     if vocabulary is not None:
         raise ValueError(f"--vocabulary is set by --tokenizer {path}: leave it out")
     tokenizer = tokens.from_file(Path(path), end)
-    return tokenizer, tokens.size_of(tokenizer)
+    return tokenizer, tokens.vocabulary_size(tokenizer)
 
 
 def _load(
@@ -236,12 +236,15 @@ def _load(
     assert end_token is not None  # the tokenizer was checked for it
     _remark_repeats(train_row, test_row, end_token, is_one_text=len(texts) == 1)
     counts = byte_counts(tokenizer)
-    size = tokens.size_of(tokenizer)  # fewer, if the text is too short
+    size = tokens.vocabulary_size(tokenizer)  # fewer, if the text is too short
     train, test = (Windows(row, context, size, counts) for row in rows)
     examples = [test[number] for number in range(len(test))]
+    test_arrays = {}
+    for name in examples[0]:
+        test_arrays[name] = np.stack([example[name] for example in examples])
     return Data(
         train=train,
-        test={name: np.stack([x[name] for x in examples]) for name in examples[0]},
+        test=test_arrays,
         overlapping=1,
         sha256=hashlib.sha256(
             "".join(part.sha256 for part in parts).encode()

@@ -16,7 +16,7 @@ import numpy as np
 from safetensors import SafetensorError
 
 from experiments import files
-from experiments.command.errors import BadRequest
+from experiments.command.errors import BadRequest, refusal
 from experiments.training.process_group import on_host
 from experiments.training.progress import Evaluation, find_best
 from syncalgos import Replica
@@ -301,7 +301,7 @@ def start(path: Path, like: Replica) -> Replica:
     except FileNotFoundError as error:
         raise BadRequest(f"--init-from {path}: there is no such file") from error
     except OSError as error:
-        raise BadRequest(f"--init-from {path}: {error.strerror}") from error
+        raise refusal(error, f"--init-from {path}: {error.strerror}") from error
     except files.Damaged as error:
         raise BadRequest(f"--init-from {error}") from error
     try:
@@ -315,7 +315,9 @@ def start(path: Path, like: Replica) -> Replica:
         model = _filled(path, tensors, like)
         for name, x in model_tensors.items():
             _check_fits(f"{path}: {name}", tensors[name], x.dtype)
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
+        raise refusal(error, f"--init-from {path}: {error}") from None
+    except SafetensorError as error:
         raise BadRequest(f"--init-from {path}: {error}") from None
     except ValueError as error:
         raise BadRequest(f"--init-from: {error}") from None

@@ -1,13 +1,14 @@
 """The files of a run: config.json, metrics.jsonl, summary.json and the export."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments import files
 from experiments.command.errors import BadRequest
+from experiments.training.progress import Evaluation
 
 NAMES = ("config.json", "metrics.jsonl", "summary.json")
 
@@ -56,15 +57,15 @@ class Metrics:
         self._note = note
         self._is_behind = False
 
-    def add(self, lines: list[dict[str, Any]]) -> None:
-        """Appends the last of the run's lines."""
+    def add(self, evaluations: Sequence[Evaluation]) -> None:
+        """Appends the last of the run's evaluations."""
         try:
             # Usually one line is appended; after a failure all lines are written.
             if self._is_behind:
-                write_metrics(self._out, lines)
+                write_metrics(self._out, [x.to_json() for x in evaluations])
             else:
                 with (self._out / "metrics.jsonl").open("a") as file:
-                    file.write(files.json_lines(lines[-1:]))
+                    file.write(files.json_lines([evaluations[-1].to_json()]))
             self._is_behind = False
         except OSError as error:
             if not self._is_behind:

@@ -181,7 +181,7 @@ EARLY |= {
     "compare --lr fast": ["--lr", "must be a number", "'fast'"],
     "compare --baseline nope": ["--baseline", "'nope'", "sync_sgd"],
     "compare --preset larg-batch": ["did you mean 'large-batch'"],
-    "compare --lr 1 --seeds 5000": ["15,000 runs", "10,000"],
+    "compare --lr 1 --seeds 7000": ["21,000 runs", "20,000"],
     "compare --seeds 1001": ["--seeds must be at most 1000 with --tune"],
     # What it varies.
     "compare --tune lr": [*NO_RANGE, "lr=0.01:1:log:7", "'lr'"],
@@ -198,8 +198,8 @@ EARLY |= {
     "compare --tune lr=0.1:1:log:1": ["--tune", "at least 2 values, got 1"],
     "compare --tune lr=-1,1": ["--lr", "above 0", "-1"],
     "compare --tune optimizer=sgd,adam": ["needs numbers", "'sgd'"],
-    "compare --tune lr=0.1:1:log:100000": ["100,000 values", "at most 10,000 runs"],
-    "compare --tune lr=0.1:1:log:5000": ["15,015 runs", "10,000"],
+    "compare --tune lr=0.1:1:log:100000": ["100,000 values", "at most 20,000 runs"],
+    "compare --tune lr=0.1:1:log:7000": ["21,015 runs", "20,000"],
     "compare --tune lr=1,2 --tune lr=3,4": ["lr", "once only"],
     "compare --tune lr=1,2 --sweep lr=3,4": ["lr", "once only"],
     "compare --lr=0.1 --tune=lr=1,2": ["--lr is given"],  # in vain

@@ -1,5 +1,7 @@
 """Bad requests, folders and strategies of the user's own."""
 
+import errno
+import os
 import shlex
 import sys
 
@@ -150,3 +152,16 @@ def test_a_link_in_the_place_of_an_unfinished_file_is_not_followed(tmp_path):
     files.write(path, "new")
     assert victim.read_text() == "precious" and path.read_text() == "new"
     assert not path.is_symlink() and len([*tmp_path.iterdir()]) == 2
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(errno.ENOSPC, 75), (errno.EIO, 75), (errno.EACCES, 2), (errno.ENOTDIR, 2)],
+)
+def test_what_may_pass_has_another_exit_code_than_what_lasts(number, code, tmp_path):
+    with (
+        pytest.raises(BadRequest, match=r"^--out ") as refused,
+        files.needed("--out", tmp_path),
+    ):
+        raise OSError(number, os.strerror(number))
+    assert refused.value.code == code

@@ -187,7 +187,7 @@ def test_what_repeats_at_the_same_step_ends_the_run(
 def test_process_ends_with_its_starter_and_so_does_what_it_started(tmp_path):
     program = "import subprocess, threading; "
     program += "from experiments.processes import starter; "
-    program += "assert starter.given_to_starter() == ['--algo', 'bmuf']; "
+    program += "assert starter.find_starter_argv() == ['--algo', 'bmuf']; "
     program += f"pid = subprocess.Popen({shlex.split(HANG)[1:]}).pid; "
     program += f"open({str(tmp_path / 'pid')!r}, 'w').write(str(pid)); "
     program += "threading.Event().wait()"
