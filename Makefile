@@ -1,4 +1,4 @@
-.PHONY: check lint fast slow laws mutants format bench table vectors notebooks docs
+.PHONY: check lint fast slow laws mutants format bench table vectors notebooks docs claims
 
 check: lint
 	python -m pytest -n 2 --dist loadfile
@@ -20,6 +20,9 @@ laws:
 
 mutants:
 	python tests/mutants.py
+
+claims:
+	python tests/support/claims.py --check $(CLAIMS)
 
 format:
 	ruff check --fix --exit-zero --quiet .

@@ -6,7 +6,17 @@ import re
 
 import pytest
 from pages import links
-from support.claims import CLAIMS, HOLE, ROOT, STUDIES, claimed, fits, styled
+from support.claims import (
+    CLAIMS,
+    HOLE,
+    ROOT,
+    STUDIES,
+    claimed,
+    cover,
+    fits,
+    pattern,
+    styled,
+)
 
 STUDY_PAGES = (str(path.relative_to(ROOT)) for path in STUDIES.glob("*.md"))
 PAGES = sorted(
@@ -113,3 +123,25 @@ def table_below(page, anchor):
             assert "\n|" in part
             return part
     raise AssertionError(f"{page.name} has no heading {anchor}")
+
+
+def test_numbers_of_a_page_are_counted_by_what_covers_them():
+    """One is recomputed and right, one is wrong, one has a source, two have none."""
+    text = (
+        "It gains 0.5 points, not 0.7, of 9 [there](page-3.md). Of 12 seeds, `x 4` -2."
+    )
+    lines = {
+        "It gains {mean: A} points, not {mean: B}": [
+            ("mean: A", 0.5),
+            ("mean: B", 0.6),
+        ],
+        "of 9 [there]": [],
+    }
+    claims = []
+    for line, figures in lines.items():
+        claims.append((None, line, pattern(line).search(text), figures))
+    coverage = cover(text, claims)
+    assert (coverage.recomputed, coverage.sourced) == (2, 1)
+    assert coverage.uncovered == ["1: 12", "1: -2"]
+    [wrong] = coverage.wrong
+    assert wrong.startswith("0.7, by the records 0.6: It gains")

@@ -15,14 +15,23 @@ records `but` one.
 
 writes the figures into the pages, rounded as they were. The words around them, such as
 "better", remain to be read.
+
+    make claims
+
+recomputes every figure without writing, and says how many numbers of each page that
+covers. `make claims CLAIMS=--list` also lists the numbers that no claim covers, such as
+settings and what other papers say. The exit code is 1 if a figure differs.
 """
 
+import argparse
 import itertools
 import json
 import re
+import sys
 import tomllib
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from scipy.stats import t as student
@@ -292,8 +301,98 @@ def claimed(page):
     return page_claims
 
 
+class Coverage(NamedTuple):
+    """What the claims of a page cover.
+
+    Attributes:
+        recomputed: numbers that are recomputed from records.
+        sourced: numbers in claims that name another source.
+        uncovered: lines and numbers that no claim covers.
+        wrong: figures that the records contradict.
+    """
+
+    recomputed: int
+    sourced: int
+    uncovered: list[str]
+    wrong: list[str]
+
+    @property
+    def numbers(self) -> int:
+        """All numbers of the page."""
+        return self.recomputed + self.sourced + len(self.uncovered)
+
+
+# Where numbers are no figures: code, links, and tables that a page includes.
+NO_FIGURES = re.compile(r"```.*?```|`[^`]*`|\]\([^)]*\)|https?://\S+", re.DOTALL)
+
+
+def blank(text):
+    """A text whose code and links are spaces, at the same positions."""
+    return NO_FIGURES.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
+
+
+def cover(text, claims):
+    """Returns what claims, as by `claimed`, cover of the numbers of a text."""
+    recomputed = set()
+    sourced = set()
+    wrong = []
+    for _, line, match, figures in claims:
+        if not figures:
+            sourced.update(range(*match.span()))
+        for number, (hole, value) in enumerate(figures, 1):
+            recomputed.update(range(*match.span(number)))
+            if not fits(match[number], hole, value):
+                figure = styled(value, match[number])
+                wrong.append(f"{match[number]}, by the records {figure}: {line}")
+    num_recomputed = 0
+    num_sourced = 0
+    uncovered = []
+    for match in re.finditer(NUMBER, text):
+        if match.start() in recomputed or match.start() + 1 in recomputed:
+            num_recomputed += 1
+        elif match.start() in sourced:
+            num_sourced += 1
+        elif blank(text)[match.start()] != " ":
+            line_number = text.count("\n", 0, match.start()) + 1
+            uncovered.append(f"{line_number}: {match[0]}")
+    return Coverage(num_recomputed, num_sourced, uncovered, wrong)
+
+
+def check(lists_uncovered):
+    """Prints what is recomputed on each page; returns the number of wrong figures."""
+    studies = sorted(str(path.relative_to(ROOT)) for path in STUDIES.glob("*.md"))
+    coverages = {}
+    for page in dict.fromkeys([*CLAIMS, *studies]):
+        coverage = cover((ROOT / page).read_text("utf-8"), claimed(page))
+        coverages[page] = coverage
+        print(
+            f"{page}: {coverage.numbers} numbers, {coverage.recomputed} recomputed, "
+            f"{coverage.sourced} from other sources, {len(coverage.uncovered)} without "
+            "a claim"
+        )
+        for line in coverage.wrong:
+            print(f"  wrong: {line}")
+        if lists_uncovered:
+            for line in coverage.uncovered:
+                print(f"  no claim: {line}")
+    numbers = sum(coverage.numbers for coverage in coverages.values())
+    recomputed = sum(coverage.recomputed for coverage in coverages.values())
+    num_wrong = sum(len(coverage.wrong) for coverage in coverages.values())
+    print(
+        f"{numbers:,} numbers on {len(coverages)} pages, {recomputed:,} recomputed, "
+        f"{num_wrong} wrong"
+    )
+    return num_wrong
+
+
 def main():
-    """Writes the figures of the records into the pages."""
+    """Writes the figures of the records into the pages, or checks them."""
+    parser = argparse.ArgumentParser(description="The figures of pages.")
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    parser.add_argument("--list", action="store_true", help="list what has no claim")
+    arguments = parser.parse_args()
+    if arguments.check:
+        sys.exit(min(1, check(arguments.list)))
     claims_by_page = {
         page: claimed(page) for page in CLAIMS
     }  # before any page is written
