@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -61,11 +61,24 @@ def sampled(fraction: float, *, seed: int = 0, least: int = 1) -> Schedule:
     seed = checks.seed(seed)
     least = checks.whole("sampled: least", least, least=1)
 
-    def draw_weights(step: Any, workers: int) -> jax.Array:
-        num_drawn = rounded(fraction * workers, least)  # with fewer workers, all
-        return jax.random.permutation(common_key(seed, step), workers) < num_drawn
+    return _Draw(fraction, seed, least)
 
-    return draw_weights
+
+# A function inside `sampled` could not be pickled, and would not show its numbers.
+@dataclass(frozen=True)
+class _Draw:
+    """The schedule that `sampled` returns."""
+
+    fraction: float
+    seed: int
+    least: int
+
+    def __repr__(self) -> str:
+        return f"sampled({self.fraction}, seed={self.seed}, least={self.least})"
+
+    def __call__(self, step: Any, workers: int) -> jax.Array:
+        num_drawn = rounded(self.fraction * workers, self.least)  # at most all
+        return jax.random.permutation(common_key(self.seed, step), workers) < num_drawn
 
 
 class ParticipatingState(NamedTuple):

@@ -70,6 +70,7 @@ COMPOSED = {
     "ema": lambda: sa.ema(sa.diloco(2), 0.9),
     "masked": lambda: sa.masked(sa.model_averaging(2), {"w": True}),
     "a schedule": lambda: sa.slowmo(4, learning_rate=schedule),
+    "a draw of workers": lambda: sa.participating(sa.bmuf(2), sa.sampled(0.5, seed=1)),
     "an array": lambda: sa.bmuf(4, block_lr=jnp.float32(0.5)),
     "a reducer": lambda: sa.diloco(2, reduce=reducers.error_feedback("int4")),
     "a partial": lambda: sa.average(
