@@ -106,5 +106,6 @@ def find_interval(
                 low = middle
             else:
                 high = middle
-        ends.append(float(high))
+        # Further digits differ between processors, whose sums have other orders.
+        ends.append(float(f"{high:.6g}"))
     return TuningInterval(*ends)
