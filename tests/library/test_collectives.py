@@ -1,5 +1,8 @@
 """Collectives over the pair of worker axes, and over a single one, against NumPy."""
 
+from functools import partial
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,28 +14,28 @@ from syncalgos import collectives
 from syncalgos.collectives import _topology
 
 
-def groups_of(workers):
+def list_group_numbers(workers: int) -> list[int]:
     return [n for n in range(1, workers + 1) if workers % n == 0]
 
 
-def permutations_of(workers):
+def make_permutations(workers: int) -> list[np.ndarray]:
     rng = np.random.default_rng(workers)
     identity = np.arange(workers)
     turned = np.roll(np.arange(workers), 1)
     return [identity, turned, *(rng.permutation(workers) for _ in range(3))]
 
 
-def shifts_of(workers):
+def list_shifts(workers: int) -> tuple[int, ...]:
     return 0, 1, 2, workers // 2, workers - 1, workers, workers + 1, -1
 
 
-def means_of_groups(values, groups):
-    of_groups = values.reshape(groups, -1, *values.shape[1:])
+def compute_group_means(values: np.ndarray, groups: int) -> np.ndarray:
+    grouped_values = values.reshape(groups, -1, *values.shape[1:])
     members = len(values) // groups
-    return np.repeat(of_groups.astype(np.float64).mean(1), members, axis=0)
+    return np.repeat(grouped_values.astype(np.float64).mean(1), members, axis=0)
 
 
-def inputs_of(workers):
+def make_inputs(workers: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Each worker's values, and its rows and codes for each of the others."""
     rng = np.random.default_rng(0)
     values = rng.normal(size=(workers, 3)).astype(np.float32)
@@ -40,13 +43,16 @@ def inputs_of(workers):
     return values, rows, rng.integers(0, 256, (workers, workers), dtype=np.uint8)
 
 
-def everything(own, axis=collectives.WORKERS):
+def call_all_collectives(
+    worker_inputs: Any, axis: Any = collectives.WORKERS
+) -> dict[str, Any]:
     """One worker's results of all collectives."""
-    (x, rows, codes), workers = own, collectives.size(axis)
-    permutations = permutations_of(workers)
+    x, rows, codes = worker_inputs
+    workers = collectives.size(axis)
+    permutations = make_permutations(workers)
 
-    def exchange(chosen):
-        return collectives.exchange({"x": x}, permutations, chosen, axis)["x"]
+    def exchange(index: jax.Array) -> jax.Array:
+        return collectives.exchange({"x": x}, permutations, index, axis)["x"]
 
     return {
         "index": collectives.index(axis),
@@ -54,35 +60,38 @@ def everything(own, axis=collectives.WORKERS):
         "mean": collectives.mean(x, axis),
         "agreed": collectives.agreed(x, axis),
         "groups": [
-            collectives.group_mean({"x": x}, n, axis)["x"] for n in groups_of(workers)
+            collectives.group_mean({"x": x}, n, axis)["x"]
+            for n in list_group_numbers(workers)
         ],
         "gather": collectives.gather({"x": x}, axis)["x"],
-        "shift": [collectives.shift(x, by, axis) for by in shifts_of(workers)],
+        "shift": [
+            collectives.shift(x, distance, axis) for distance in list_shifts(workers)
+        ],
         "exchange": jax.lax.map(exchange, np.arange(len(permutations))),
         "turned": collectives.all_to_all((rows, codes), axis),
     }
 
 
-def assert_all_match(result, inputs):
+def assert_all_match(result: Any, inputs: Any) -> None:
     """Compares all workers' results with NumPy's."""
     values, rows, codes = inputs
     workers = len(values)
     np.testing.assert_array_equal(result["index"], np.arange(workers))
     np.testing.assert_array_equal(result["size"], np.full(workers, workers))
     means = [result["mean"], result["agreed"], *result["groups"]]
-    for mean, groups in zip(means, (1, 1, *groups_of(workers)), strict=True):
-        expected = means_of_groups(values, groups)
+    for mean, groups in zip(means, (1, 1, *list_group_numbers(workers)), strict=True):
+        expected = compute_group_means(values, groups)
         np.testing.assert_allclose(mean, expected, rtol=1e-5, atol=1e-6)
     for row in result["gather"]:
         np.testing.assert_array_equal(row, values)
-    for by, shifted in zip(shifts_of(workers), result["shift"], strict=True):
-        np.testing.assert_array_equal(shifted, np.roll(values, -by, axis=0))
-    for chosen, sources in enumerate(permutations_of(workers)):
-        np.testing.assert_array_equal(result["exchange"][:, chosen], values[sources])
-    of_rows, of_codes = result["turned"]
-    np.testing.assert_array_equal(of_rows, rows.swapaxes(0, 1))
-    np.testing.assert_array_equal(of_codes, codes.T)
-    assert of_codes.dtype == np.uint8
+    for distance, shifted in zip(list_shifts(workers), result["shift"], strict=True):
+        np.testing.assert_array_equal(shifted, np.roll(values, -distance, axis=0))
+    for index, sources in enumerate(make_permutations(workers)):
+        np.testing.assert_array_equal(result["exchange"][:, index], values[sources])
+    received_rows, received_codes = result["turned"]
+    np.testing.assert_array_equal(received_rows, rows.swapaxes(0, 1))
+    np.testing.assert_array_equal(received_codes, codes.T)
+    assert received_codes.dtype == np.uint8
 
 
 # In layouts of several lanes a group is some lanes of a device, some whole devices, or
@@ -99,64 +108,70 @@ def assert_all_match(result, inputs):
     ],
 )
 def test_collectives_match_numpy(backend, devices, lanes):
-    inputs = inputs_of(devices * lanes)
-    assert_all_match(over_workers(everything, inputs, backend, devices), inputs)
+    inputs = make_inputs(devices * lanes)
+    assert_all_match(
+        over_workers(call_all_collectives, inputs, backend, devices), inputs
+    )
 
 
 @pytest.mark.parametrize(
-    ("mapped", "workers"),
+    ("map_workers", "workers"),
     [
         (lambda program: jax.pmap(program, axis_name="batch"), 3),
         (lambda program: jax.jit(jax.vmap(program, axis_name="batch")), 6),
     ],
     ids=["pmap", "vmap"],
 )
-def test_collectives_take_one_axis_name(mapped, workers):
-    inputs = inputs_of(workers)
-    result = mapped(lambda own: everything(own, "batch"))(inputs)
+def test_collectives_take_one_axis_name(map_workers, workers):
+    inputs = make_inputs(workers)
+    result = map_workers(partial(call_all_collectives, axis="batch"))(inputs)
     assert_all_match(jax.tree.map(np.asarray, result), inputs)
 
 
 @pytest.mark.parametrize("lanes", [7, 300])  # by a sum, and in a loop
 def test_short_floats_of_lanes_are_summed_before_they_are_rounded(lanes):
     """Rounded after each of 300 additions, the sum of ones in bfloat16 stops at 256."""
-    drawn = np.random.default_rng(0).normal(1, 0.3, size=(lanes, 1000))
-    values = np.asarray(drawn.astype(jnp.bfloat16))
+    normal_values = np.random.default_rng(0).normal(1, 0.3, size=(lanes, 1000))
+    values = np.asarray(normal_values.astype(jnp.bfloat16))
     result = over_workers(
         lambda x: (collectives.mean(x), collectives.group_mean(x, 1)), values, "vmap", 1
     )
     exact = np.broadcast_to(values.astype(np.float64).mean(0), values.shape)
     rounded_once = 0.51 * float(jnp.finfo(jnp.bfloat16).eps)
-    for found in result:
-        np.testing.assert_allclose(np.float64(found), exact, rtol=rounded_once)
+    for means in result:
+        np.testing.assert_allclose(np.float64(means), exact, rtol=rounded_once)
 
 
 @pytest.mark.parametrize(("backend", "devices"), [("vmap", 1), ("pmap", 2)])
 def test_a_mean_of_short_floats_fits_where_their_sum_does_not(backend, devices):
-    def means(x):
-        every = collectives.mean(x), collectives.agreed(x), _topology.mix(x, *exchange)
-        return *every, collectives.group_mean(x, 2)
+    def take_means(x: jax.Array) -> tuple[jax.Array, ...]:
+        world_means = (
+            collectives.mean(x),
+            collectives.agreed(x),
+            _topology.mix(x, *exchange),
+        )
+        return *world_means, collectives.group_mean(x, 2)
 
     exchange = _topology.check("gossip", "exponential"), 0, collectives.WORKERS
     x = np.repeat(np.float16([[60_000, 1, 60_000]]), 4, 0) * [1, 1, -1]
     x[::2, 2] *= -1  # two of four workers are far apart from the others
-    for found in over_workers(means, np.float16(x), backend, devices):
-        np.testing.assert_array_equal(found, x * np.float16([1, 1, 0]))
+    for means in over_workers(take_means, np.float16(x), backend, devices):
+        np.testing.assert_array_equal(means, x * np.float16([1, 1, 0]))
 
 
 def test_lanes_are_summed_in_the_form_of_the_devices_that_will_do_it():
     lanes = jnp.ones((1, 4, collectives.SUMMED))
 
-    def traced(platform):
+    def trace(platform: str) -> str:
         device = AbstractDevice("kind", num_cores=1, platform=platform)
         mesh = AbstractMesh((1,), ("devices",), abstract_device=device)
         with jax.sharding.use_abstract_mesh(mesh):
-            summed = jax.vmap(collectives.mean, axis_name="lanes")
-            in_both = jax.vmap(summed, axis_name="devices")
-            return str(jax.make_jaxpr(lambda x: in_both(x))(lanes))
+            over_lanes = jax.vmap(collectives.mean, axis_name="lanes")
+            over_devices = jax.vmap(over_lanes, axis_name="devices")
+            return str(jax.make_jaxpr(lambda x: over_devices(x))(lanes))
 
-    assert "while" in traced("cpu") or "scan" in traced("cpu")
-    assert "while" not in traced("tpu") and "scan" not in traced("tpu")
+    assert "while" in trace("cpu") or "scan" in trace("cpu")
+    assert "while" not in trace("tpu") and "scan" not in trace("tpu")
 
 
 def test_groups_that_do_not_divide_the_workers_are_refused():

@@ -1,6 +1,8 @@
 """Bytes sent, against figures counted by hand."""
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,39 +24,45 @@ PARAMS = {"w": np.zeros((4, 4), np.float32), "b": np.zeros(8, np.float32)}
 BYTES = 4 * (16 + 8)
 
 
-def syncing(action, **fields):
+def make_strategy(action: Callable, **fields: Any) -> syncalgos.Strategy:
     """A strategy that does something with params at each sync."""
 
-    def sync(replica, state, step):
+    def sync(
+        replica: syncalgos.Replica, state: Any, step: jax.Array
+    ) -> tuple[syncalgos.Replica, Any]:
         return replica._replace(params=action(replica.params, step)), state
 
     return Strategy(sync=sync, **fields)
 
 
-def count(strategy, workers=4, steps=1, **rest):
+def count_bytes(
+    strategy: syncalgos.Strategy, workers: int = 4, steps: int = 1, **settings: Any
+) -> syncalgos.Communication:
     return syncalgos.communication(
-        strategy, PARAMS, workers=workers, steps=steps, **rest
+        strategy, PARAMS, workers=workers, steps=steps, **settings
     )
 
 
-def test_ring_all_reduce():
-    sent = count(syncalgos.sync_sgd(), workers=4, steps=10)
-    assert sent.bytes_per_worker == 10 * 2 * 3 / 4 * BYTES
-    assert sent.calls == 20  # two arrays
-    assert sent.syncs == 10
-    np.testing.assert_array_equal(sent.per_step, np.arange(1, 11) * 1.5 * BYTES)
-    assert list(sent.by_collective) == ["all_reduce"]
-    assert sent.by_collective["all_reduce"].bytes_per_worker == sent.bytes_per_worker
+def test_ring_all_reduce_sends_twice_all_but_one_part():
+    counts = count_bytes(syncalgos.sync_sgd(), workers=4, steps=10)
+    assert counts.bytes_per_worker == 10 * 2 * 3 / 4 * BYTES
+    assert counts.calls == 20  # two arrays
+    assert counts.syncs == 10
+    np.testing.assert_array_equal(counts.per_step, np.arange(1, 11) * 1.5 * BYTES)
+    assert list(counts.by_collective) == ["all_reduce"]
+    assert (
+        counts.by_collective["all_reduce"].bytes_per_worker == counts.bytes_per_worker
+    )
 
 
 def test_the_text_of_a_count_has_its_totals_in_one_line():
-    text = repr(count(syncalgos.model_averaging(period=500), steps=1000))
+    text = repr(count_bytes(syncalgos.model_averaging(period=500), steps=1000))
     assert f"bytes_per_worker={2 * 1.5 * BYTES}" in text
     assert "syncs=2" in text and "steps=1000" in text and "array" not in text
 
 
 # What each of six workers sends of its params.
-SENT = {
+SENT_SHARES = {
     "mean": (collectives.mean, "all_reduce", 2 * 5 / 6),
     "mean of three": (lambda x: collectives.group_mean(x, 2), "all_reduce", 2 * 2 / 3),
     "gather": (collectives.gather, "all_gather", 5),
@@ -64,25 +72,27 @@ SENT = {
 }
 
 
-def spread(params):
+def spread(params: Any) -> Any:
     """The same for each of six workers."""
     return jax.tree.map(lambda x: jnp.stack([x] * 6), params)
 
 
-@pytest.mark.parametrize(("move", "kind", "share"), SENT.values(), ids=SENT)
+@pytest.mark.parametrize(
+    ("move", "kind", "share"), SENT_SHARES.values(), ids=SENT_SHARES
+)
 def test_collectives_are_counted_by_the_sizes_of_their_groups(move, kind, share):
-    def action(params, step):
+    def action(params: Any, step: jax.Array) -> Any:
         sums = jax.tree.map(lambda x: x.sum(), move(params))
         return jax.tree.map(lambda x, total: x + total, params, sums)
 
-    sent = count(syncing(action), workers=6)
-    assert sent.bytes_per_worker == pytest.approx(share * BYTES, rel=1e-15)
-    found = {k: x.bytes_per_worker for k, x in sent.by_collective.items()}
-    assert found == ({kind: sent.bytes_per_worker} if share else {})
+    counts = count_bytes(make_strategy(action), workers=6)
+    assert counts.bytes_per_worker == pytest.approx(share * BYTES, rel=1e-15)
+    bytes_by_kind = {k: x.bytes_per_worker for k, x in counts.by_collective.items()}
+    assert bytes_by_kind == ({kind: counts.bytes_per_worker} if share else {})
 
 
 @custom_vmap
-def ruled(x):
+def ruled(x: jax.Array) -> jax.Array:
     return x
 
 
@@ -132,37 +142,39 @@ BY_JAX = {
 }
 
 
-@pytest.mark.parametrize(("action", "found"), BY_JAX.values(), ids=BY_JAX)
-def test_what_jax_sends_is_counted_or_refused_by_name(action, found):
-    strategy = syncing(lambda params, step: jax.tree.map(action, params))
+@pytest.mark.parametrize(("action", "share_or_message"), BY_JAX.values(), ids=BY_JAX)
+def test_collectives_of_jax_are_counted_or_refused_by_name(action, share_or_message):
+    strategy = make_strategy(lambda params, step: jax.tree.map(action, params))
     shapes = {"b": PARAMS["b"]}
-    if isinstance(found, str):
-        with pytest.raises(ValueError, match=found):
+    if isinstance(share_or_message, str):
+        with pytest.raises(ValueError, match=share_or_message):
             syncalgos.communication(strategy, shapes, workers=6, steps=1)
     else:
-        sent = syncalgos.communication(strategy, shapes, workers=6, steps=1)
-        assert sent.bytes_per_worker == pytest.approx(found * 4 * 8, rel=1e-15)
+        counts = syncalgos.communication(strategy, shapes, workers=6, steps=1)
+        assert counts.bytes_per_worker == pytest.approx(
+            share_or_message * 4 * 8, rel=1e-15
+        )
 
 
-def if_lanes(params):
+def if_lanes(params: Any) -> Any:
     return collectives.mean(params) if lax.axis_size("lanes") > 1 else params
 
 
-def if_one_lane_in_a_branch(params):
+def if_one_lane_in_a_branch(params: Any) -> Any:
     is_apart = lax.psum(1, "lanes") == 1
     return lax.cond(is_apart, collectives.mean, lambda params: params, params)
 
 
-def shorter_on_one_device(params):
+def shorter_on_one_device(params: Any) -> Any:
     dtype = jnp.bfloat16 if lax.axis_size("devices") == 1 else jnp.float32
     return jax.tree.map(lambda x: collectives.mean(x.astype(dtype)), params)
 
 
-def over_devices_alone(params):
+def over_devices_alone(params: Any) -> Any:
     return lax.pmean(params, "devices")
 
 
-def failing_in_lanes(params):
+def failing_in_lanes(params: Any) -> Any:
     if lax.axis_size("lanes") > 1:
         raise ValueError("one lane, please")
     return params
@@ -178,13 +190,13 @@ OF_LAYOUT = [
 
 
 @pytest.mark.parametrize("action", OF_LAYOUT, ids=lambda action: action.__name__)
-def test_what_depends_on_the_layout_is_refused(action):
-    strategy = syncing(lambda params, step: action(params))
+def test_traffic_that_depends_on_the_layout_is_refused(action):
+    strategy = make_strategy(lambda params, step: action(params))
     with pytest.raises(ValueError, match="depends on how its workers lie on devices"):
-        count(strategy)
+        count_bytes(strategy)
 
 
-def trainer_of(strategy, devices):
+def make_trainer(strategy: syncalgos.Strategy, devices: int) -> syncalgos.DataParallel:
     return syncalgos.DataParallel(
         lambda params, batch: jnp.sum(params["b"]) * jnp.mean(batch),
         optax.sgd(0.1),
@@ -195,20 +207,20 @@ def trainer_of(strategy, devices):
 
 
 def test_a_trainer_asks_its_own_layout():
-    def action(params, step):
+    def action(params: Any, step: jax.Array) -> Any:
         return collectives.mean(params) if lax.axis_size("lanes") == 2 else params
 
     with pytest.raises(ValueError, match="depends on how its workers lie on devices"):
-        trainer = trainer_of(syncing(action), devices=3)
+        trainer = make_trainer(make_strategy(action), devices=3)
         trainer.communication(trainer.init(PARAMS), 1)
-    trainer = trainer_of(syncing(action), devices=1)
+    trainer = make_trainer(make_strategy(action), devices=1)
     assert not trainer.communication(trainer.init(PARAMS), 1).calls
 
 
-def sending_in_all_ways(params, step):
+def send_in_all_ways(params: Any, step: jax.Array) -> Any:
     half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
     rows = jax.tree.map(lambda x: jnp.stack([x] * 6), params)
-    sent = [
+    results = [
         collectives.mean(half),
         collectives.agreed(params),
         collectives.group_mean(params, 2),
@@ -220,25 +232,25 @@ def sending_in_all_ways(params, step):
         jax.tree.map(jax.vmap(collectives.mean), params),
         jax.tree.map(jax.jit(lambda x: lax.pmean(x, WORKERS)), params),
     ]
-    means = jax.tree.map(lambda *leaves: jnp.stack(leaves).mean(0), *sent)
+    means = jax.tree.map(lambda *leaves: jnp.stack(leaves).mean(0), *results)
     return jax.tree.map(lambda mean, x: mean.astype(x.dtype), means, params)
 
 
 @pytest.mark.parametrize("devices", [1, 2, 3])
 def test_every_collective_is_counted_alike_in_every_layout(devices):
-    strategy = syncing(sending_in_all_ways)
-    trainer = trainer_of(strategy, devices)
-    sent = trainer.communication(trainer.init(PARAMS), 4)
-    assert repr(sent) == repr(count(strategy, workers=6, steps=4))
+    strategy = make_strategy(send_in_all_ways)
+    trainer = make_trainer(strategy, devices)
+    counts = trainer.communication(trainer.init(PARAMS), 4)
+    assert repr(counts) == repr(count_bytes(strategy, workers=6, steps=4))
 
 
 def test_a_function_of_any_name_is_walked():
     @jax.jit
-    def _by_data(x, recorded):
+    def _by_data(x: jax.Array, recorded: Any) -> Any:
         return collectives.mean(x)
 
-    strategy = syncing(lambda params, step: _by_data(params, params))
-    assert count(strategy).bytes_per_worker == 2 * 3 / 4 * BYTES
+    strategy = make_strategy(lambda params, step: _by_data(params, params))
+    assert count_bytes(strategy).bytes_per_worker == 2 * 3 / 4 * BYTES
 
 
 averaging_lanes = Primitive("averaging_lanes")
@@ -247,16 +259,20 @@ averaging_lanes.def_abstract_eval(lambda x: x)
 
 def test_a_primitive_that_jax_does_not_define_is_refused_by_name():
     """Its rule for several lanes may send what no jaxpr shows."""
-    strategy = syncing(lambda params, step: jax.tree.map(averaging_lanes.bind, params))
+    strategy = make_strategy(
+        lambda params, step: jax.tree.map(averaging_lanes.bind, params)
+    )
     with pytest.raises(ValueError, match=r"averaging_lanes .* not one of jax's own"):
-        count(strategy)
-    assert not count(strategy, workers=1).calls
+        count_bytes(strategy)
+    assert not count_bytes(strategy, workers=1).calls
 
 
 def test_every_collective_of_jax_is_known():
     """A new one is silent, or one that sends; those without a price are refused."""
-    found = {x.name for x in vars(parallel).values() if hasattr(x, "def_abstract_eval")}
-    assert {"psum", "ppermute_start", "axis_index"} <= found <= SENDS | SILENT
+    primitive_names = {
+        x.name for x in vars(parallel).values() if hasattr(x, "def_abstract_eval")
+    }
+    assert {"psum", "ppermute_start", "axis_index"} <= primitive_names <= SENDS | SILENT
     assert {*COLLECTIVES} <= SENDS
 
 
@@ -264,45 +280,49 @@ def test_gossip_of_opt_state_sends_its_floats_too():
     """Adam's moments are twice the params; its count is no float, and stays."""
     replica = syncalgos.Replica(PARAMS, optax.adam(0.1).init(PARAMS))
     strategy = syncalgos.gossip(topology="ring", mix_opt_state=True)
-    sent = syncalgos.communication(strategy, replica, workers=5, steps=3)
-    assert sent.bytes_per_worker == 3 * 2 * 3 * BYTES
+    counts = syncalgos.communication(strategy, replica, workers=5, steps=3)
+    assert counts.bytes_per_worker == 3 * 2 * 3 * BYTES
 
 
 def test_one_worker_sends_nothing():
-    everything = syncalgos.chain(
+    strategy = syncalgos.chain(
         syncalgos.sync_sgd(),
-        syncing(lambda params, step: collectives.shift(params, 1)),
-        syncing(lambda p, s: jax.tree.map(lambda x: x[0], collectives.gather(p))),
+        make_strategy(lambda params, step: collectives.shift(params, 1)),
+        make_strategy(lambda p, s: jax.tree.map(lambda x: x[0], collectives.gather(p))),
     )
-    sent = count(everything, workers=1, steps=3)
-    assert sent[:3] == (0, 0, 0)
-    assert sent.by_collective == {}
-    np.testing.assert_array_equal(sent.per_step, np.zeros(3))
-    np.testing.assert_array_equal(sent.calls_per_step, np.zeros(3))
-    assert sent.calls_per_step.dtype == np.int64
+    counts = count_bytes(strategy, workers=1, steps=3)
+    assert counts[:3] == (0, 0, 0)
+    assert counts.by_collective == {}
+    np.testing.assert_array_equal(counts.per_step, np.zeros(3))
+    np.testing.assert_array_equal(counts.calls_per_step, np.zeros(3))
+    assert counts.calls_per_step.dtype == np.int64
 
 
 def test_nested_branches_are_picked_by_the_step():
-    inner = syncalgos.every(syncalgos.average(), 2)
+    late_average = syncalgos.every(syncalgos.average(), 2)
     strategy = syncalgos.chain(
-        syncalgos.until(syncalgos.sync_sgd(), 4), syncalgos.after(inner, 4)
+        syncalgos.until(syncalgos.sync_sgd(), 4), syncalgos.after(late_average, 4)
     )
-    sent = count(strategy, workers=2, steps=9)
-    moved = np.diff(sent.per_step, prepend=0) / BYTES  # a ring of two sends all once
-    np.testing.assert_array_equal(moved, [1, 1, 1, 1, 0, 1, 0, 1, 0])
-    assert sent.syncs == 6
+    counts = count_bytes(strategy, workers=2, steps=9)
+    arrays_sent = (
+        np.diff(counts.per_step, prepend=0) / BYTES
+    )  # a ring of two sends all once
+    np.testing.assert_array_equal(arrays_sent, [1, 1, 1, 1, 0, 1, 0, 1, 0])
+    assert counts.syncs == 6
 
 
 def test_calls_are_counted_by_the_step_for_all_and_for_each_collective():
     strategy = syncalgos.chain(
         syncalgos.every(syncalgos.average(), 2),
-        syncalgos.every(syncing(lambda p, step: collectives.shift(p, 1)), 3),
+        syncalgos.every(make_strategy(lambda p, step: collectives.shift(p, 1)), 3),
     )
-    sent = count(strategy, workers=4, steps=6)  # two arrays: two calls each time
-    np.testing.assert_array_equal(sent.calls_per_step, [0, 2, 4, 6, 6, 10])
-    assert sent.calls_per_step.dtype == np.int64
-    assert sent.calls == 10
-    ring, permute = (sent.by_collective[name] for name in ("all_reduce", "permute"))
+    counts = count_bytes(
+        strategy, workers=4, steps=6
+    )  # two arrays: two calls each time
+    np.testing.assert_array_equal(counts.calls_per_step, [0, 2, 4, 6, 6, 10])
+    assert counts.calls_per_step.dtype == np.int64
+    assert counts.calls == 10
+    ring, permute = (counts.by_collective[name] for name in ("all_reduce", "permute"))
     np.testing.assert_array_equal(ring.calls_per_step, [0, 2, 2, 4, 4, 6])
     np.testing.assert_array_equal(permute.calls_per_step, [0, 0, 2, 2, 2, 4])
     assert (ring.calls, permute.calls) == (6, 4)
@@ -310,39 +330,41 @@ def test_calls_are_counted_by_the_step_for_all_and_for_each_collective():
 
 def test_switch_and_jit_and_loop_are_counted():
     @jax.jit
-    def rotate(params):
+    def rotate(params: Any) -> Any:
         return lax.fori_loop(0, 3, lambda _, p: collectives.shift(p, 1), params)
 
-    def action(params, step):
+    def action(params: Any, step: jax.Array) -> Any:
         return lax.switch(step % 3, [lambda p: p, collectives.mean, rotate], params)
 
-    moved = np.diff(count(syncing(action), workers=4, steps=6).per_step, prepend=0)
-    np.testing.assert_array_equal(moved, [0, 1.5 * BYTES, 3 * BYTES] * 2)
+    step_bytes = np.diff(
+        count_bytes(make_strategy(action), workers=4, steps=6).per_step, prepend=0
+    )
+    np.testing.assert_array_equal(step_bytes, [0, 1.5 * BYTES, 3 * BYTES] * 2)
 
 
 @pytest.mark.parametrize("workers", [1, 4])
 def test_branch_that_asks_for_the_worker_and_sends_nothing_is_counted(workers):
-    def action(params, step):
-        mine = lax.cond(step % 2 == 0, collectives.index, lambda: jnp.int32(0))
-        one = lax.cond(step % 2 == 0, collectives.mean, lambda x: x, jnp.ones(()))
-        return jax.tree.map(lambda x: x + one.astype(x.dtype) * mine, params)
+    def action(params: Any, step: jax.Array) -> Any:
+        index = lax.cond(step % 2 == 0, collectives.index, lambda: jnp.int32(0))
+        mean = lax.cond(step % 2 == 0, collectives.mean, lambda x: x, jnp.ones(()))
+        return jax.tree.map(lambda x: x + mean.astype(x.dtype) * index, params)
 
-    sent = count(syncing(action), workers=workers, steps=4)
+    counts = count_bytes(make_strategy(action), workers=workers, steps=4)
     ring = 0 if workers == 1 else 4 * 2 * (workers - 1) / workers
-    np.testing.assert_allclose(np.diff(sent.per_step, prepend=0), [ring, 0] * 2)
+    np.testing.assert_allclose(np.diff(counts.per_step, prepend=0), [ring, 0] * 2)
 
 
 def test_sends_that_depend_on_the_params_are_refused():
-    def action(params, step):
+    def action(params: Any, step: jax.Array) -> Any:
         return lax.cond(params["b"][0] > 0, collectives.mean, lambda p: p, params)
 
     with pytest.raises(ValueError, match="depends on more than the step"):
-        count(syncing(action))
+        count_bytes(make_strategy(action))
 
 
 def test_stacked_workers_are_refused():
     with pytest.raises(ValueError, match="count the strategy that was given to `sta"):
-        count(syncalgos.stacked(syncalgos.bmuf(2, axis="group")))
+        count_bytes(syncalgos.stacked(syncalgos.bmuf(2, axis="group")))
 
 
 def test_optimizer_state_and_dtypes_count_with_their_own_size():
@@ -350,8 +372,8 @@ def test_optimizer_state_and_dtypes_count_with_their_own_size():
     optimizer = optax.sgd(0.1, momentum=0.9, accumulator_dtype=jnp.float32)
     replica = syncalgos.Replica(params, optimizer.init(params))
     strategy = syncalgos.chain(syncalgos.average(), syncalgos.average("opt_state"))
-    sent = syncalgos.communication(strategy, replica, workers=2, steps=1)
-    assert sent.bytes_per_worker == 16 * (2 + 4)
+    counts = syncalgos.communication(strategy, replica, workers=2, steps=1)
+    assert counts.bytes_per_worker == 16 * (2 + 4)
 
 
 def test_trainer_counts_what_its_state_holds():
@@ -376,16 +398,16 @@ def test_strategy_over_another_axis_is_refused_where_none_is_named():
     with pytest.raises(
         ValueError, match=r"'batch' is mapped here; .*declare it: Strategy\(…, axis=…\)"
     ):
-        count(syncalgos.bmuf(2, axis="batch")._replace(axis=None))
+        count_bytes(syncalgos.bmuf(2, axis="batch")._replace(axis=None))
 
 
 def test_shapes_will_do_for_arrays():
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), PARAMS)
-    sent = syncalgos.communication(syncalgos.sync_sgd(), shapes, workers=2, steps=1)
-    assert sent.bytes_per_worker == BYTES
+    counts = syncalgos.communication(syncalgos.sync_sgd(), shapes, workers=2, steps=1)
+    assert counts.bytes_per_worker == BYTES
 
 
 @pytest.mark.parametrize(("workers", "steps"), [(0, 1), (1, 0), (1.5, 1), (2, -1)])
 def test_bad_counts_are_refused(workers, steps):
     with pytest.raises(ValueError, match="must be a whole number of at least 1"):
-        count(syncalgos.sync_sgd(), workers, steps)
+        count_bytes(syncalgos.sync_sgd(), workers, steps)

@@ -1,5 +1,7 @@
 """A strategy declares when it acts: elsewhere its sync hands on what it was given."""
 
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -54,77 +56,97 @@ COMBINED = {
 NUMBERS = [*range(24), *sorted(np.random.default_rng(0).integers(24, 2**12, 40))]
 
 
-def look(strategy, optimizer, params):
+class Look(NamedTuple):
+    """What a strategy declares of its steps, and what it does; booleans by step."""
+
+    acts: jax.Array
+    keeps_all: jax.Array
+
+
+def look(
+    strategy: sa.Strategy, optimizer: optax.GradientTransformation, params: Any
+) -> Look:
     """Whether the sync of each step may act, and whether it keeps everything."""
 
-    def step(carry, number):
+    def step(carry: tuple[Any, Any], number: jax.Array) -> tuple[Any, Look]:
         replica, state = carry
-        moved = jax.tree.map(lambda x: x * 1.5, replica.params)
-        given = replica._replace(params=moved), state
-        new = strategy.sync(*given, number)
-        pairs = zip(*map(jax.tree.leaves, (new, given)), strict=True)
-        same = [jnp.array_equal(x, y) for x, y in pairs]
-        acts = jnp.asarray(introspection.acts(strategy, number))
-        return new, (acts, jnp.array(same).all())
+        moved_params = jax.tree.map(lambda x: x * 1.5, replica.params)
+        moved_replica = replica._replace(params=moved_params)
+        synced = strategy.sync(moved_replica, state, number)
+        is_same = jax.tree.map(jnp.array_equal, synced, (moved_replica, state))
+        return synced, Look(
+            acts=jnp.asarray(introspection.acts(strategy, number)),
+            keeps_all=jnp.array(jax.tree.leaves(is_same)).all(),
+        )
 
     start = sa.Replica(params, optimizer.init(params)), strategy.init(params)
     return jax.lax.scan(step, start, jnp.array(NUMBERS, jnp.int32))[1]
 
 
-def seen(made):
+def look_at_all(
+    pairs: dict[str, tuple[sa.Strategy, optax.GradientTransformation]],
+) -> dict[str, Look]:
     """Looks at pairs of a strategy and an optimizer, in one program.
 
     Returns:
         By name, whether each step declares that it acts, and whether it keeps all.
     """
 
-    def all_of(params):
-        return {name: look(*pair, params) for name, pair in made.items()}
+    def look_at_pairs(params: Any) -> dict[str, Look]:
+        return {name: look(*pair, params) for name, pair in pairs.items()}
 
     rng = np.random.default_rng(0)
     params = {"w": rng.normal(size=(2, 2, 6, 1)), "b": rng.normal(size=(2, 2, 1))}
-    inner = jax.vmap(all_of, axis_name="lanes")
-    found = jax.jit(jax.vmap(inner, axis_name="devices"))(params)
-    return jax.tree.map(np.asarray, found)
+    over_lanes = jax.vmap(look_at_pairs, axis_name="lanes")
+    looks = jax.jit(jax.vmap(over_lanes, axis_name="devices"))(params)
+    return jax.tree.map(np.asarray, looks)
 
 
 # Periods that grow, and a server's.
-FEW = ("qsr", "halos")
-REST = [name for name in sa.ALGORITHMS if name not in FEW]
+DEFAULT_NAMES = ("qsr", "halos")
+SLOW_NAMES = [name for name in sa.ALGORITHMS if name not in DEFAULT_NAMES]
 
 
 @pytest.mark.parametrize(
     "names",
-    [FEW, *(pytest.param(REST[i::4], marks=pytest.mark.slow) for i in range(4))],
+    [
+        DEFAULT_NAMES,
+        *(pytest.param(SLOW_NAMES[i::4], marks=pytest.mark.slow) for i in range(4)),
+    ],
     ids=lambda names: f"{names[0]} and more",
 )
 def test_an_algorithm_keeps_everything_at_steps_that_it_does_not_declare(names):
     """And of those that ever sync, each acts within its first steps."""
-    made = {name: (make(name), owed(name).optimizer) for name in names}
-    rest = {k: pair for k, pair in made.items() if introspection.rests(pair[0])}
-    for name, (acts, same) in seen(rest).items():
-        assert (same | acts).all(), name
-        assert acts[..., :24].any() == introspection.ever_syncs(rest[name][0]), name
+    pairs = {name: (make(name), owed(name).optimizer) for name in names}
+    resting_pairs = {
+        k: pair for k, pair in pairs.items() if introspection.rests(pair[0])
+    }
+    for name, (acts, keeps_all) in look_at_all(resting_pairs).items():
+        strategy, _ = pairs[name]
+        assert (keeps_all | acts).all(), name
+        assert acts[..., :24].any() == introspection.ever_syncs(strategy), name
 
 
 @pytest.fixture(scope="module")
-def combined():
+def combined() -> dict[str, Look]:
     """Looks at all combinations, and at a declaration that lies."""
-    every_one = {**COMBINED, "lying": LYING}
-    return seen({name: (each, OPTIMIZER) for name, each in every_one.items()})
+    strategies = {**COMBINED, "lying": LYING}
+    return look_at_all(
+        {name: (strategy, OPTIMIZER) for name, strategy in strategies.items()}
+    )
 
 
 @pytest.mark.parametrize("name", COMBINED)
 def test_a_combination_keeps_everything_at_steps_that_it_does_not_declare(
     name, combined
 ):
-    acts, same = combined[name]
-    assert (same | acts).all()
+    acts, keeps_all = combined[name]
+    assert (keeps_all | acts).all()
 
 
 def test_a_declaration_that_lies_is_seen(combined):
-    acts, same = combined["lying"]
-    assert not (same | acts).all()
+    acts, keeps_all = combined["lying"]
+    assert not (keeps_all | acts).all()
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ Whether they do is tried by training: no declaration of a strategy is asked.
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,22 +23,22 @@ PARAMS = {name: np.full(shape, 0.5, np.float32) for name, shape in SHAPES.items(
 SGD = optax.sgd(0.1)
 
 
-def loss(params, batch):
+def loss(params: Any, batch: Any) -> Any:
     """A linear loss: the gradient of a step is the mean of its examples."""
     products = jax.tree.map(lambda p, x: jnp.sum(p * jnp.mean(x, 0)), params, batch)
     return sum(jax.tree.leaves(products))
 
 
-def in_turn(step, workers):
+def in_turn(step: jax.Array, workers: int) -> jax.Array:
     """Of every two rounds of four steps, nobody takes part in the second."""
     return jnp.where(step % 8 < 4, jnp.ones(workers), jnp.zeros(workers))
 
 
-def longer_rounds(step):
+def longer_rounds(step: Any) -> Any:
     return 2 + step // 4
 
 
-def is_matrix(path, shape):
+def is_matrix(path: str, shape: tuple[int, ...]) -> bool:
     return len(shape) == 2
 
 
@@ -103,7 +104,7 @@ COMPOSITIONS = {
     "fewer steps in the first": lambda: sa.qsr(3, learning_rate=0.1, growth=0.3),
 }
 ALGORITHMS = {name: functools.partial(make, name) for name in sa.ALGORITHMS}
-FIRST = (
+DEFAULT_NAMES = (
     "streaming_diloco",
     "easgd",
     "halos",
@@ -117,7 +118,9 @@ FIRST = (
 )
 
 
-def last_steps_that_change_the_center(strategy, optimizer, steps):
+def try_last_steps(
+    strategy: sa.Strategy, optimizer: optax.GradientTransformation, steps: int
+) -> np.ndarray:
     """The last local step whose examples changed the center, after 0, 1, … steps.
 
     Returns:
@@ -130,17 +133,17 @@ def last_steps_that_change_the_center(strategy, optimizer, steps):
     }
     batches = jax.tree.map(np.float32, batches)
     # So far away that they change signs of sums, too, as of signum's momentum.
-    other = jax.tree.map(lambda x: -1000 * x + 1, batches)
+    altered_batches = jax.tree.map(lambda x: -1000 * x + 1, batches)
     trainer = sa.DataParallel(
         loss, optimizer, strategy, workers=WORKERS, backend="vmap"
     )
 
-    def step(state, number, examples):
+    def step(state: Any, number: int, examples: Any) -> Any:
         copied = jax.tree.map(lambda x: jnp.array(x, copy=True), state)
         batch = jax.tree.map(lambda x: x[number : number + 1], examples)
         return trainer.run(copied, batch)[0]
 
-    def center(state):
+    def center(state: Any) -> np.ndarray:
         leaves = jax.tree.leaves(trainer.center(state).params)
         return np.concatenate([np.ravel(x) for x in leaves])
 
@@ -148,34 +151,34 @@ def last_steps_that_change_the_center(strategy, optimizer, steps):
     for number in range(steps):
         states.append(step(states[-1], number, batches))
     centers = [center(state) for state in states]
-    changed_by = np.zeros(steps + 1, int)
+    changing_steps = np.zeros(steps + 1, int)
     for altered in range(steps):
-        state = step(states[altered], altered, other)
-        for after in range(altered + 1, steps + 1):
-            if after > altered + 1:
-                state = step(state, after - 1, batches)
-            if not np.array_equal(center(state), centers[after]):
-                changed_by[after] = altered + 1
-    return changed_by
+        state = step(states[altered], altered, altered_batches)
+        for seen_step in range(altered + 1, steps + 1):
+            if seen_step > altered + 1:
+                state = step(state, seen_step - 1, batches)
+            if not np.array_equal(center(state), centers[seen_step]):
+                changing_steps[seen_step] = altered + 1
+    return changing_steps
 
 
-def compare_declared_with_tried(name, steps):
+def compare_declared_steps(name: str, steps: int) -> None:
     """Requires that a strategy declares what its training shows."""
     strategy = (ALGORITHMS | COMPOSITIONS)[name]()
     optimizer = owed(name).optimizer if name in ALGORITHMS else SGD
-    declared = sa.describe(strategy, workers=WORKERS).included_steps(steps)
-    tried = last_steps_that_change_the_center(strategy, optimizer, steps)
-    assert declared.tolist() == tried.tolist()
+    declared_steps = sa.describe(strategy, workers=WORKERS).included_steps(steps)
+    measured_steps = try_last_steps(strategy, optimizer, steps)
+    assert declared_steps.tolist() == measured_steps.tolist()
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", FIRST)
+@pytest.mark.parametrize("name", DEFAULT_NAMES)
 def test_the_center_includes_the_first_steps_that_change_it(name):
-    compare_declared_with_tried(name, FIRST_STEPS)
+    compare_declared_steps(name, FIRST_STEPS)
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [*ALGORITHMS, *COMPOSITIONS])
 def test_the_center_includes_the_steps_that_change_it(name):
-    compare_declared_with_tried(name, STEPS)
+    compare_declared_steps(name, STEPS)

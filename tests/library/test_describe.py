@@ -1,6 +1,7 @@
 """`describe` agrees with what strategies do: with counted sends, and with training."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import numpy as np
@@ -17,25 +18,33 @@ PARAMS = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
 SGD = optax.sgd(0.1, momentum=0.9)
 
 # One of each kind; the others are of one of these kinds.
-FIRST = ("sync_sgd", "bmuf", "hierarchical", "streaming_diloco", "dynamic_averaging")
+DEFAULT_NAMES = (
+    "sync_sgd",
+    "bmuf",
+    "hierarchical",
+    "streaming_diloco",
+    "dynamic_averaging",
+)
 # Its reduce sends at some steps alone, which it does not declare.
 UNDECLARED = {"zero_one_adam"}
 # Their rounds have a rule of their own, which may give equal rounds.
 BY_RULE = {"qsr", "scaffnew", "async_diloco", "heloco", "halos", "decoupled_diloco"}
 
 
-def sending_steps(strategy, decisions):
+def find_sending_steps(
+    strategy: sa.Strategy, decisions: np.ndarray | None
+) -> np.ndarray:
     """The local steps at which the ledger counts any byte, ascending."""
-    sent = sa.communication(
+    counts = sa.communication(
         strategy, PARAMS, workers=WORKERS, steps=STEPS, taken=decisions
     )
-    return np.flatnonzero(np.diff(sent.per_step, prepend=0.0))
+    return np.flatnonzero(np.diff(counts.per_step, prepend=0.0))
 
 
-@pytest.mark.parametrize("name", tiers(sa.ALGORITHMS, FIRST, slow=None))
+@pytest.mark.parametrize("name", tiers(sa.ALGORITHMS, DEFAULT_NAMES, slow=None))
 def test_an_algorithm_exchanges_at_the_steps_that_it_describes(name):
     description = sa.describe(make(name), workers=WORKERS)
-    sends = sending_steps(make(name), owed(name).decisions(STEPS))
+    sends = find_sending_steps(make(name), owed(name).decisions(STEPS))
     if description.syncs and not description.combines_grads:
         assert description.landing_steps(STEPS).tolist() == sends.tolist()
         assert set(sends) <= set(description.acting_steps(STEPS))
@@ -46,10 +55,10 @@ def test_an_algorithm_exchanges_at_the_steps_that_it_describes(name):
         assert description.period is None
 
 
-def one_step(strategy, grads):
+def reduce_grads(strategy: sa.Strategy, grads: Any) -> Any:
     """What a worker's step makes of its gradients, and of its replica."""
 
-    def step(params, grads):
+    def step(params: Any, grads: Any) -> Any:
         replica = sa.Replica(params, SGD.init(params))
         if strategy.sees_loss:
             replica = replica._replace(loss=jax.numpy.float32(0))
@@ -73,14 +82,19 @@ def test_gradients_reach_other_workers_where_that_is_described(name):
         for leaf, shape in SHAPES.items()
     }
     # Another gradient of the last worker alone.
-    other = {leaf: x.copy() for leaf, x in grads.items()}
-    for x in other.values():
+    other_grads = {leaf: x.copy() for leaf, x in grads.items()}
+    for x in other_grads.values():
         x[-1] *= -3
-    first_worker = jax.tree.map(lambda x: x[0], one_step(strategy, grads))
-    with_other = jax.tree.map(lambda x: x[0], one_step(strategy, other))
+    first_worker = jax.tree.map(lambda x: x[0], reduce_grads(strategy, grads))
+    first_worker_beside_other = jax.tree.map(
+        lambda x: x[0], reduce_grads(strategy, other_grads)
+    )
     differs = any(
         not np.array_equal(x, y)
-        for x, y in zip(*map(jax.tree.leaves, (first_worker, with_other)), strict=True)
+        for x, y in zip(
+            *map(jax.tree.leaves, (first_worker, first_worker_beside_other)),
+            strict=True,
+        )
     )
     # Whoever sends a quantized or sparse gradient may not send this one yet.
     assert differs <= description.combines_grads
@@ -145,7 +159,7 @@ def test_declarations_of_the_strategy_are_in_its_description():
     assert sa.describe(sa.bmuf(axis="batch")).axis == "batch"
 
 
-def vote(replica, state, step):
+def vote(replica: sa.Replica, state: Any, step: jax.Array) -> jax.Array:
     return step > 5
 
 
@@ -168,7 +182,7 @@ def test_steps_of_unlike_clocks_need_the_number_of_workers():
     with pytest.raises(ValueError, match=r"use describe\(strategy, workers=…\)"):
         sa.describe(strategy).included_steps(8)
     description = sa.describe(strategy, workers=WORKERS)
-    expected = sending_steps(sa.async_diloco(4), None)
+    expected = find_sending_steps(sa.async_diloco(4), None)
     assert description.landing_steps(STEPS).tolist() == expected.tolist()
     assert description.included_steps(8).shape == (9,)
 
@@ -184,18 +198,18 @@ def test_the_center_of_an_undeclared_strategy_follows_the_rounds_that_are_given(
 
 def test_a_description_is_shown_by_its_facts_and_told_in_words():
     description = sa.describe(sa.diloco(8, reduce=sa.reducers.late()), workers=2)
-    shown = repr(description)
-    assert shown.startswith("Description(diloco(8") or "diloco(period=8" in shown
-    assert "workers=2, period=8, late=8, syncs=True, has_center=True" in shown
+    facts = repr(description)
+    assert facts.startswith("Description(diloco(8") or "diloco(period=8" in facts
+    assert "workers=2, period=8, late=8, syncs=True, has_center=True" in facts
     assert "it syncs replicas every 8 local steps" in str(description)
     assert "Messages are used 8 local steps later." in str(description)
-    told = str(sa.describe(sa.sync_sgd()))
-    assert "it averages gradients at each local step. The mean of the rep" in told
+    words = str(sa.describe(sa.sync_sgd()))
+    assert "it averages gradients at each local step. The mean of the rep" in words
     assert "each worker trains alone" in str(sa.describe(sa.Strategy()))
 
 
 @pytest.mark.parametrize("wrong", ["bmuf", sa.bmuf, SGD])
-def test_what_is_no_strategy_is_refused(wrong):
+def test_a_value_that_is_no_strategy_is_refused(wrong):
     with pytest.raises(ValueError, match="describe: expected a Strategy, got"):
         sa.describe(wrong)
 

@@ -11,10 +11,10 @@ import syncalgos
 PUBLIC = {name: getattr(syncalgos, name) for name in dir(syncalgos) if name[0] != "_"}
 DOCUMENTED = {k: x for k, x in PUBLIC.items() if callable(x)}
 # A class, an algorithm and a combinator: all are read and run by the same few lines.
-ONE_OF_EACH = "Strategy", "model_averaging", "delayed"
+DEFAULT_NAMES = "Strategy", "model_averaging", "delayed"
 
 
-def examples(name):
+def examples(name: str) -> doctest.DocTest:
     text = inspect.getdoc(DOCUMENTED[name]) or ""
     return doctest.DocTestParser().get_doctest(text, {}, name, None, None)
 
@@ -23,9 +23,9 @@ def test_every_public_docstring_has_an_example():
     assert all(examples(name).examples for name in DOCUMENTED)
 
 
-@pytest.mark.parametrize("name", tiers(DOCUMENTED, ONE_OF_EACH))
+@pytest.mark.parametrize("name", tiers(DOCUMENTED, DEFAULT_NAMES))
 def test_example_prints_what_it_shows(name):
-    ran = doctest.DocTestRunner(verbose=False)
-    told: list[str] = []
-    ran.run(examples(name), out=told.append)
-    assert not ran.failures, "".join(told)
+    runner = doctest.DocTestRunner(verbose=False)
+    printed_parts: list[str] = []
+    runner.run(examples(name), out=printed_parts.append)
+    assert not runner.failures, "".join(printed_parts)

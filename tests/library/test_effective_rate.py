@@ -2,6 +2,7 @@
 
 import csv
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import optax
 import pytest
 
 import syncalgos
+import syncalgos as sa
 from syncalgos import Strategy, collectives, effective_rate, every, outer_step
 
 PARAMS = {"w": np.zeros((30, 20), np.float32), "b": np.zeros(20, np.float32)}
@@ -22,7 +24,9 @@ def fixed_kinds() -> Strategy:
     def init(params):
         return {"sum": jnp.zeros((30, 20), jnp.float32)}
 
-    def sync(replica, state, step):
+    def sync(
+        replica: sa.Replica, state: Any, step: jax.Array
+    ) -> tuple[sa.Replica, Any]:
         mean = collectives.mean(replica.params)
         total = {"sum": state["sum"] + mean["w"] * jax.lax.rem(step, jnp.int32(4))}
         return replica._replace(params=mean), total
@@ -46,7 +50,9 @@ def test_the_gain_is_the_one_in_closed_form(strategy, workers, gain):
 
 
 def test_the_gain_is_that_of_most_entries():
-    def reduce(grads, replica, state, step):
+    def reduce(
+        grads: Any, replica: sa.Replica, state: Any, step: jax.Array
+    ) -> tuple[Any, Any]:
         return {**grads, "b": 100 * grads["b"]}, state
 
     params = {"w": np.zeros((30, 33), np.float32), "b": np.zeros(10, np.float32)}
@@ -58,7 +64,9 @@ def test_the_gain_is_that_of_most_entries():
 
 
 def sign_step() -> Strategy:
-    def reduce(grads, replica, state, step):
+    def reduce(
+        grads: Any, replica: sa.Replica, state: Any, step: jax.Array
+    ) -> tuple[Any, Any]:
         return jax.tree.map(jnp.sign, collectives.mean(grads)), state
 
     return Strategy(reduce=reduce)
@@ -139,7 +147,7 @@ def test_hyperparams_compile_once(monkeypatch):
     assert len(traces) == 2  # at the start, and in a chunk of steps
 
 
-def make_sgd(numbers) -> optax.GradientTransformation:
+def make_sgd(numbers: dict[str, Any]) -> optax.GradientTransformation:
     return optax.sgd(0.1)
 
 
@@ -163,21 +171,34 @@ def count_near(starts: list[float]) -> tuple[int, int]:
     return len(near), len(starts)
 
 
-@pytest.mark.parametrize(
-    ("atlas", "every_step", "with_period", "halved"),
-    [
-        ("atlas-mnist1d", (15, 18), (12, 24), (19, 24)),
-        ("atlas-gpt", (4, 5), (6, 6), (6, 6)),
-        ("atlas-spoken-digits", (4, 13), (5, 9), (2, 9)),
-    ],
-)
-def test_a_rate_divided_by_the_gain_is_as_near_as_the_pages_say(
-    atlas, every_step, with_period, halved
-):
+class NearStarts(NamedTuple):
+    """How many of a page's starts are near the chosen rate, and of how many.
+
+    Attributes:
+        frequent: of strategies that sync at each step.
+        periodic: of those with a period.
+        halved: of those, with half of the rate.
+    """
+
+    frequent: tuple[int, int]
+    periodic: tuple[int, int]
+    halved: tuple[int, int]
+
+
+NEAR_STARTS = {
+    "atlas-mnist1d": NearStarts((15, 18), periodic=(12, 24), halved=(19, 24)),
+    "atlas-gpt": NearStarts((4, 5), periodic=(6, 6), halved=(6, 6)),
+    "atlas-spoken-digits": NearStarts((4, 13), periodic=(5, 9), halved=(2, 9)),
+}
+
+
+@pytest.mark.parametrize("atlas", NEAR_STARTS)
+def test_a_rate_divided_by_the_gain_is_as_near_as_the_pages_say(atlas):
+    expected = NEAR_STARTS[atlas]
     starts = read_starts(atlas)
     most_syncs = max(syncs for _, syncs in starts)
     frequent = [start for start, syncs in starts if syncs >= most_syncs / 4]
     periodic = [start for start, syncs in starts if syncs < most_syncs / 4]
-    assert count_near(frequent) == every_step
-    assert count_near(periodic) == with_period
-    assert count_near([start / 2 for start in periodic]) == halved
+    assert count_near(frequent) == expected.frequent
+    assert count_near(periodic) == expected.periodic
+    assert count_near([start / 2 for start in periodic]) == expected.halved

@@ -1,8 +1,10 @@
 """Graphs of workers: weights by definition, gaps in closed form, mixing by permutes."""
 
 import re
+from collections.abc import Callable
 from functools import partial
 from math import cos, pi
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,10 +32,12 @@ def test_named_graphs_have_the_weights_of_their_definitions(name):
     for workers in SIZES:
         if name == "hypercube" and workers & (workers - 1):
             continue
-        found = sa.graph(name, workers).weights.reshape(-1, workers, workers)
-        for step in range(2 * len(found)):
+        weights = sa.graph(name, workers).weights.reshape(-1, workers, workers)
+        for step in range(2 * len(weights)):
             expected = graphs.matrix(name, step, workers)
-            np.testing.assert_allclose(found[step % len(found)], expected, atol=1e-15)
+            np.testing.assert_allclose(
+                weights[step % len(weights)], expected, atol=1e-15
+            )
 
 
 @pytest.mark.parametrize("name", BY_DEFINITION)
@@ -42,8 +46,8 @@ def test_two_workers_send_to_each_other_once_and_agree(name):
     np.testing.assert_array_equal(sa.graph(name, 2).weights, np.full((2, 2), 0.5))
     assert sa.graph(name, 2).degree == 1
     strategy = sa.gossip(topology=name)
-    sent = sa.communication(strategy, np.ones(10, np.float32), workers=2, steps=3)
-    assert sent.by_collective["permute"].bytes_per_worker == 3 * 40
+    counts = sa.communication(strategy, np.ones(10, np.float32), workers=2, steps=3)
+    assert counts.by_collective["permute"].bytes_per_worker == 3 * 40
 
 
 def test_the_guide_explains_every_name():
@@ -66,14 +70,14 @@ def test_a_torus_is_a_grid_whose_ends_are_joined(workers, rows):
 
 
 def test_erdos_renyi_graphs_are_connected_and_drawn_by_the_seed():
-    drawn = [sa.graph("erdos_renyi", 16, seed=seed) for seed in range(4)]
-    assert all(each.gap > 0.01 for each in drawn)
-    assert len({each.weights.tobytes() for each in drawn}) == 4
+    drawn_graphs = [sa.graph("erdos_renyi", 16, seed=seed) for seed in range(4)]
+    assert all(graph.gap > 0.01 for graph in drawn_graphs)
+    assert len({graph.weights.tobytes() for graph in drawn_graphs}) == 4
     again = sa.graph("erdos_renyi", 16, seed=3).weights
-    np.testing.assert_array_equal(drawn[3].weights, again)
-    for each in drawn:
-        expected = graphs.metropolis(np.argwhere(each.weights).tolist(), 16)
-        np.testing.assert_allclose(each.weights, expected, atol=1e-15)
+    np.testing.assert_array_equal(drawn_graphs[3].weights, again)
+    for graph in drawn_graphs:
+        expected = graphs.metropolis(np.argwhere(graph.weights).tolist(), 16)
+        np.testing.assert_allclose(graph.weights, expected, atol=1e-15)
 
 
 GAPS = {  # of 16 workers; a torus of k² is the product of two rings
@@ -135,13 +139,13 @@ def test_weights_are_cut_into_as_many_permutations_as_the_largest_degree(data, w
         assert all(((x.weights > 0) | (x.sources == everyone)).all() for x in links)
 
 
-def over_workers(function, weights, *values):
+def over_workers(function: Callable, weights: np.ndarray, *values: Any) -> jax.Array:
     """Applies one of `topology` to each worker's values, by the weights."""
 
-    def of_one(*own):
-        return function(*own, weights, 0, "workers")
+    def worker(*worker_values: Any) -> jax.Array:
+        return function(*worker_values, weights, 0, "workers")
 
-    return jax.vmap(of_one, axis_name="workers")(*map(jnp.asarray, values))
+    return jax.vmap(worker, axis_name="workers")(*map(jnp.asarray, values))
 
 
 @settings(max_examples=5, derandomize=True)
@@ -150,11 +154,11 @@ def test_mixing_by_permutes_is_the_dense_product(data, workers, seed):
     weights = data.draw(drawn_weights(workers))[None]
     values = np.random.default_rng(seed).normal(size=(workers, 5)).astype(np.float32)
     expected = weights[0] @ values.astype(np.float64) - values
-    found = over_workers(_topology.moves, weights, values)
-    np.testing.assert_allclose(found, expected, atol=2e-6)
+    moves = over_workers(_topology.moves, weights, values)
+    np.testing.assert_allclose(moves, expected, atol=2e-6)
     # All hold the same: nothing moves, exactly.
-    found = over_workers(_topology.moves, weights, np.tile(values[:1], (workers, 1)))
-    np.testing.assert_array_equal(found, np.zeros((workers, 5)))
+    moves = over_workers(_topology.moves, weights, np.tile(values[:1], (workers, 1)))
+    np.testing.assert_array_equal(moves, np.zeros((workers, 5)))
 
 
 @pytest.mark.parametrize("fails", [None, 1])
@@ -165,11 +169,15 @@ def test_givers_share_their_sums_by_columns(fails):
     sends = np.arange(4) != fails
     shares = weights[0].copy()
     shares[:, ~sends] = np.eye(4)[:, ~sends]
-    found = over_workers(_topology.push, weights, values, sends)
-    np.testing.assert_allclose(found, shares @ values, rtol=1e-6)
+    sums = over_workers(_topology.push, weights, values, sends)
+    np.testing.assert_allclose(sums, shares @ values, rtol=1e-6)
 
 
-NAMED = ("static_exponential", "torus", "exponential")  # shifts, exchanges, by step
+MIXED_NAMES = (
+    "static_exponential",
+    "torus",
+    "exponential",
+)  # shifts, exchanges, by step
 
 
 @pytest.mark.slow
@@ -177,29 +185,34 @@ def test_mixing_is_the_same_on_devices_and_lanes():
     """Collectives are tested in more layouts, and graphs know of no others."""
     values = np.random.default_rng(1).normal(size=(6, 7)).astype(np.float32)
 
-    def program(own, shared):
-        found = [_topology.moves(own, name, 1, sa.WORKERS) for name in NAMED]
-        return found, [_topology.push(own, True, name, 1, sa.WORKERS) for name in NAMED]
+    def program(worker_values: Any, shared: Any) -> tuple[list, list]:
+        moves = [
+            _topology.moves(worker_values, name, 1, sa.WORKERS) for name in MIXED_NAMES
+        ]
+        return moves, [
+            _topology.push(worker_values, True, name, 1, sa.WORKERS)
+            for name in MIXED_NAMES
+        ]
 
-    def on(backend, devices):
+    def mix_on(backend: str, devices: int) -> list[np.ndarray]:
         layout = make_layout(6, backend, Placement(range(devices)))
         result = on_workers(layout, program, values.reshape(*layout.shape, 7))
         return [np.asarray(x).reshape(6, 7) for x in jax.tree.leaves(result)]
 
-    here = on("vmap", 1)
-    there = on("shard_map", 2)
-    np.testing.assert_array_equal(here, there)
-    for name, move, pushed in zip(NAMED, here[:3], here[3:], strict=True):
-        found = sa.graph(name, 6).weights
-        weights = found if found.ndim == 2 else found[1]
-        wide = values.astype(np.float64)
-        np.testing.assert_allclose(move, weights @ wide - wide, atol=2e-6)
-        np.testing.assert_allclose(pushed, weights @ wide, atol=2e-6)
+    on_lanes = mix_on("vmap", 1)
+    on_devices = mix_on("shard_map", 2)
+    np.testing.assert_array_equal(on_lanes, on_devices)
+    for name, move, pushed in zip(MIXED_NAMES, on_lanes[:3], on_lanes[3:], strict=True):
+        step_weights = sa.graph(name, 6).weights
+        weights = step_weights if step_weights.ndim == 2 else step_weights[1]
+        wide_values = values.astype(np.float64)
+        np.testing.assert_allclose(move, weights @ wide_values - wide_values, atol=2e-6)
+        np.testing.assert_allclose(pushed, weights @ wide_values, atol=2e-6)
 
 
 PARAMS = {"w": np.ones((10, 10), np.float32)}
 # A strategy, its graph, and how often it sends its params to each peer.
-SENT = [
+SENDING_FACTORIES = [
     (sa.gossip, "torus", 1),
     (sa.gradient_tracking, "star", 2),
     (sa.d2, "complete", 1),
@@ -209,26 +222,26 @@ SENT = [
 ]
 
 
-@pytest.mark.parametrize(("factory", "graph", "times"), SENT)
+@pytest.mark.parametrize(("factory", "graph", "times"), SENDING_FACTORIES)
 def test_each_peer_is_sent_the_params_so_often(factory, graph, times):
-    sent = sa.communication(factory(topology=graph), PARAMS, workers=12, steps=3)
-    assert sent.bytes_per_worker == 3 * sa.graph(graph, 12).degree * times * 400
-    assert [*sent.by_collective] == ["permute"]
+    counts = sa.communication(factory(topology=graph), PARAMS, workers=12, steps=3)
+    assert counts.bytes_per_worker == 3 * sa.graph(graph, 12).degree * times * 400
+    assert [*counts.by_collective] == ["permute"]
 
 
 def test_a_graph_that_changes_sends_what_each_step_needs():
     weights = np.stack([sa.graph(name, 8).weights for name in ("ring", "complete")])
-    sent = sa.communication(
+    counts = sa.communication(
         sa.gossip_pga(4, topology=weights), PARAMS, workers=8, steps=4
     )
-    assert np.diff(sent.per_step, prepend=0).tolist() == [800, 2800, 800, 700]
+    assert np.diff(counts.per_step, prepend=0).tolist() == [800, 2800, 800, 700]
     assert sa.graph(weights, 8).gap == pytest.approx(1)
 
 
 def test_a_function_of_the_step_is_the_sequence_of_one_period():
     weights = [sa.graph(name, 8).weights for name in ("ring", "complete", "star")]
-    seen = sa.graph(lambda step: weights[step % 3], 8)
-    np.testing.assert_array_equal(seen.weights, weights)
+    changing_graph = sa.graph(lambda step: weights[step % 3], 8)
+    np.testing.assert_array_equal(changing_graph.weights, weights)
     fixed = sa.d2(topology=lambda step: weights[0])  # which must not change
     assert sa.communication(fixed, PARAMS, workers=8, steps=2).bytes_per_worker == 1600
 

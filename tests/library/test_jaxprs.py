@@ -1,5 +1,8 @@
 """The walk over jaxprs: each primitive that runs one, once."""
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,41 +12,42 @@ from jax.custom_batching import custom_vmap
 from jax.extend.core import Primitive
 from jax.sharding import PartitionSpec as P
 
+import syncalgos as sa
 from syncalgos import Strategy, _jaxprs, collectives, communication
 from syncalgos._engine import lone_branches
 
-ONE = np.float32([1, 2])
-TWO = np.float32([3, 5])
+FIRST_NUMBERS = np.float32([1, 2])
+SECOND_NUMBERS = np.float32([3, 5])
 WORKERS = {"axis_env": [("devices", 2), ("lanes", 1)]}
 
 
-def with_jvp(run):
-    made = jax.custom_jvp(run)
-    made.defjvp(lambda x, t: (run(*x), run(*t)))
-    return made
+def with_jvp(run: Callable) -> Callable:
+    decorated = jax.custom_jvp(run)
+    decorated.defjvp(lambda x, t: (run(*x), run(*t)))
+    return decorated
 
 
-def with_vjp(run):
-    made = jax.custom_vjp(run)
-    made.defvjp(lambda *x: (run(*x), None), lambda _, g: (g,))
-    return made
+def with_vjp(run: Callable) -> Callable:
+    decorated = jax.custom_vjp(run)
+    decorated.defvjp(lambda *x: (run(*x), None), lambda _, g: (g,))
+    return decorated
 
 
-def with_rule(run):
-    made = custom_vmap(run)
-    made.def_vmap(lambda lanes, mapped, *x: (run(*x), True))
-    return made
+def with_rule(run: Callable) -> Callable:
+    decorated = custom_vmap(run)
+    decorated.def_vmap(lambda lanes, mapped, *x: (run(*x), True))
+    return decorated
 
 
-def on_devices(run):
+def on_devices(run: Callable) -> Callable:
     mesh = jax.make_mesh((1,), ("d",))
     return jax.shard_map(run, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
 
 
-def solving(run):
+def make_solver(run: Callable) -> Callable:
     """Makes a solver of equations, which runs the function with operands of its own."""
-    return lambda x, *rest: lax.custom_linear_solve(
-        lambda z: z * TWO, x, lambda _, x: run(x, *rest), symmetric=True
+    return lambda x, *operands: lax.custom_linear_solve(
+        lambda z: z * SECOND_NUMBERS, x, lambda _, x: run(x, *operands), symmetric=True
     )
 
 
@@ -56,8 +60,8 @@ ONCE = {
     "custom_vjp_call": with_vjp,
     "custom_vmap_call": with_rule,
     "shard_map": on_devices,
-    "custom_linear_solve": solving,
-    "cond": lambda run: lambda x, *rest: lax.cond(x[0] > 0, run, run, x, *rest),
+    "custom_linear_solve": make_solver,
+    "cond": lambda run: lambda x, *operands: lax.cond(x[0] > 0, run, run, x, *operands),
 }
 LOOPS = {
     "scan": lambda run: lambda x: lax.scan(lambda c, _: (run(c), None), x, None, 3)[0],
@@ -81,8 +85,10 @@ def test_operands_reach_the_inputs_of_what_runs_once(name):
 
     met = []
     called = ONCE[name](lambda x, y: 2 * x - y)
-    jaxpr = jax.make_jaxpr(called)(ONE, TWO)
-    np.testing.assert_array_equal(_jaxprs.follow(jaxpr, [ONE, TWO], visit)[0], [-1, -1])
+    jaxpr = jax.make_jaxpr(called)(FIRST_NUMBERS, SECOND_NUMBERS)
+    np.testing.assert_array_equal(
+        _jaxprs.follow(jaxpr, [FIRST_NUMBERS, SECOND_NUMBERS], visit)[0], [-1, -1]
+    )
     assert name in met
 
 
@@ -98,25 +104,25 @@ def test_every_primitive_of_the_table_is_met():
 
 
 def test_a_loop_counts_its_equations_once_a_pass():
-    def program(x):
+    def program(x: jax.Array) -> Any:
         once = LOOPS["scan"](jax.jit(LOOPS["scan"](jnp.sin)))(x)
         return LOOPS["while"](jnp.sin)(once)
 
-    found = _jaxprs.equations(jax.make_jaxpr(program)(ONE).jaxpr)
-    assert [n for e, n in found if e.primitive.name == "sin"] == [9, 1]
+    equations = _jaxprs.equations(jax.make_jaxpr(program)(FIRST_NUMBERS).jaxpr)
+    assert [n for e, n in equations if e.primitive.name == "sin"] == [9, 1]
 
 
-def refuse(program, differs=(True,)):
+def refuse(program: Callable, differs: Sequence[bool] = (True,)) -> None:
     """Refuses a program by these inputs that differ between workers."""
-    jaxpr = jax.make_jaxpr(program, **WORKERS)(*[ONE] * len(differs)).jaxpr
+    jaxpr = jax.make_jaxpr(program, **WORKERS)(*[FIRST_NUMBERS] * len(differs)).jaxpr
     lone_branches.follow_differing(jaxpr, differs)
 
 
-def mean(x):
+def mean(x: jax.Array) -> Any:
     return collectives.mean(x)
 
 
-def meeting_if(value):
+def meeting_if(value: jax.Array) -> Any:
     """Meets the other workers if a value says so."""
     return lax.cond(value.sum() > 1, mean, jnp.zeros_like, value)
 
@@ -173,7 +179,7 @@ foreign = Primitive("foreign")
 foreign.def_abstract_eval(lambda x, **params: x)
 
 
-def running(run):
+def running(run: Callable) -> Callable:
     """Binds a primitive that nobody knows, with a jaxpr."""
     return lambda x: foreign.bind(x, jaxpr=jax.make_jaxpr(run, **WORKERS)(x))
 
@@ -186,25 +192,27 @@ UNKNOWN = {
 }
 
 
-@pytest.mark.parametrize("what", UNKNOWN)
-def test_nobody_takes_what_is_unknown_for_arithmetic(what):
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_an_unknown_primitive_is_never_taken_for_arithmetic(name):
     with pytest.raises(
         ValueError, match=r"how foreign sends is not known.*collectives"
     ):
-        refuse(UNKNOWN[what], [False])
+        refuse(UNKNOWN[name], [False])
     with pytest.raises(ValueError, match="the traffic of foreign cannot be counted"):
-        sent_by(UNKNOWN[what])
+        count_bytes(UNKNOWN[name])
 
 
-def sent_by(run):
-    def sync(replica, state, step):
+def count_bytes(run: Callable) -> Any:
+    def sync(
+        replica: sa.Replica, state: Any, step: jax.Array
+    ) -> tuple[sa.Replica, Any]:
         return replica._replace(params=run(replica.params)), state
 
-    return communication(Strategy(sync=sync), ONE, workers=2, steps=1)
+    return communication(Strategy(sync=sync), FIRST_NUMBERS, workers=2, steps=1)
 
 
 def test_the_ledger_alone_refuses_what_it_cannot_see_into():
     """A loss may run a kernel: it meets nobody there."""
     refuse(running(jnp.sin))
     with pytest.raises(ValueError, match="the traffic of foreign cannot be counted"):
-        sent_by(running(jnp.sin))
+        count_bytes(running(jnp.sin))

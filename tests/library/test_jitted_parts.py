@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +32,7 @@ def call_jitted_parts(strategy: sa.Strategy) -> None:
     """Traces each function under jax.jit with two workers, twice as a loop does."""
     optimizer = optax.sgd(0.1, momentum=0.9)
 
-    def train_step(params):
+    def train_step(params: Any) -> tuple[Any, Any]:
         replica = sa.Replica(params, optimizer.init(params), loss=jnp.float32(1))
         state = strategy.init(params)
         step = jnp.int32(3)

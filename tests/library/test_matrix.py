@@ -3,6 +3,7 @@
 import re
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -63,8 +64,10 @@ def test_the_records_have_rows_of_many_projects_and_files_that_exist():
 
 def test_each_reproduction_exists_and_is_named_by_a_record():
     programs = {path.name for path in (ROOT / "conformance" / "repros").glob("*.py")}
-    named = {record.get("reproduction", "") for record in matrix.read_records()}
-    assert named - {""} == programs
+    named_programs = {
+        record.get("reproduction", "") for record in matrix.read_records()
+    }
+    assert named_programs - {""} == programs
 
 
 def test_each_reproduction_that_an_adapter_names_has_been_recorded():
@@ -77,25 +80,45 @@ def test_each_reproduction_that_an_adapter_names_has_been_recorded():
             assert name in recorded, path.name
 
 
-@pytest.mark.parametrize(
-    ("offset", "help_text", "cause", "verdict"),
-    [
-        (0.0, "", None, "agrees"),
-        (0.0, "", FAULT, "agrees"),
-        (0.0, "a counter", None, "agrees with help"),
-        (1e-3, "", None, "undecided"),
-        (1e-3, "a counter", FAULT, "fault"),
-        (1e-3, "", Cause("differs by choice", "documented"), "differs by choice"),
-        (np.nan, "", None, "undecided"),
-    ],
-)
-def test_a_verdict_follows_from_the_difference_the_help_and_the_cause(
-    offset, help_text, cause, verdict
-):
+class VerdictCase(NamedTuple):
+    """A row of the matrix, and its verdict.
+
+    Attributes:
+        verdict: what the matrix says.
+        offset: the difference from the file's params.
+        help_text: what the row's adapter helps with.
+        cause: the known cause of a difference.
+    """
+
+    verdict: str
+    offset: float
+    help_text: str = ""
+    cause: Cause | None = None
+
+
+VERDICTS = [
+    VerdictCase("agrees", offset=0.0),
+    VerdictCase("agrees", offset=0.0, cause=FAULT),
+    VerdictCase("agrees with help", offset=0.0, help_text="a counter"),
+    VerdictCase("undecided", offset=1e-3),
+    VerdictCase("fault", offset=1e-3, help_text="a counter", cause=FAULT),
+    VerdictCase(
+        "differs by choice",
+        offset=1e-3,
+        cause=Cause("differs by choice", "documented"),
+    ),
+    VerdictCase("undecided", offset=np.nan),
+]
+
+
+@pytest.mark.parametrize("case", VERDICTS, ids=lambda case: case.verdict)
+def test_a_verdict_follows_from_the_difference_the_help_and_the_cause(case):
     project, row = make_project(
-        lambda vectors: make_path(vectors) + offset, help=help_text, cause=cause
+        lambda vectors: make_path(vectors) + case.offset,
+        help=case.help_text,
+        cause=case.cause,
     )
-    assert matrix.run_row(project, row)["verdict"] == verdict
+    assert matrix.run_row(project, row)["verdict"] == case.verdict
 
 
 def test_figures_have_the_first_difference_and_those_after_later_syncs():
@@ -145,17 +168,17 @@ def test_params_of_another_shape_are_an_error():
     )
 
 
-def test_a_project_that_is_not_importable_is_said_so_and_keeps_its_records(
+def test_a_project_that_cannot_be_imported_is_named_and_keeps_its_records(
     monkeypatch, capsys
 ):
     monkeypatch.setitem(sys.modules, "fairscale", None)
     monkeypatch.delitem(sys.modules, "conformance.adapters.fairscale_slowmo", False)
-    before = matrix.RECORDS.read_bytes()
+    old_records = matrix.RECORDS.read_bytes()
     assert matrix.main(["fairscale_slowmo"]) == 0
     assert (
         "fairscale_slowmo: not run here: ModuleNotFoundError" in capsys.readouterr().out
     )
-    assert matrix.RECORDS.read_bytes() == before
+    assert matrix.RECORDS.read_bytes() == old_records
     assert matrix.main(["fairscale_slowmo", "--check"]) == 1
 
 
@@ -183,10 +206,10 @@ def test_a_run_replaces_the_records_of_its_project_alone(monkeypatch, tmp_path):
     }
     monkeypatch.setattr(matrix, "load_project", projects.__getitem__)
     assert matrix.main([]) == 0
-    first, second = matrix.read_records()
+    first_record, second_record = matrix.read_records()
     projects["two"] = (projects["two"][0]._replace(version="2.0"), "")
     assert matrix.main(["two"]) == 0
-    assert matrix.read_records() == [first, second | {"version": "2.0"}]
+    assert matrix.read_records() == [first_record, second_record | {"version": "2.0"}]
     page = matrix.PAGE.read_text("utf-8")
     assert page.startswith("before\n<!-- matrix -->\n2 rows of 2 projects: 2 agrees.\n")
     assert page.endswith("<!-- end -->\nafter\n")

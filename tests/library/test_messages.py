@@ -1,5 +1,9 @@
 """Arrays joined and cut for the way between processes arrive as they were."""
 
+import itertools
+from collections.abc import Callable
+from typing import Any
+
 import hypothesis
 import hypothesis.strategies as st
 import jax
@@ -30,7 +34,7 @@ def between_processes(monkeypatch):
     return only
 
 
-def leaves():
+def leaves() -> list[jax.Array]:
     """One tree a worker, with leaves of no, one and many entries."""
     rng = np.random.default_rng(0)
     shapes = [(), (0, 3), (1,), (2,), (2, 3), (3,), (5,)]
@@ -40,13 +44,13 @@ def leaves():
     ]
 
 
-def on_workers(function, tree, of_devices=jax.pmap):
-    inner = jax.vmap(function, axis_name="lanes")
+def map_workers(function: Callable, tree: Any, map_devices: Callable = jax.pmap) -> Any:
+    over_lanes = jax.vmap(function, axis_name="lanes")
     # Collectives of two programs in flight on CPU devices may wait for each other.
-    return jax.block_until_ready(of_devices(inner, axis_name="devices")(tree))
+    return jax.block_until_ready(map_devices(over_lanes, axis_name="devices")(tree))
 
 
-def rows(x):
+def rows(x: jax.Array) -> jax.Array:
     """A row for each worker, which differ."""
     count = jnp.arange(DEVICES * LANES).reshape(-1, *[1] * x.ndim).astype(x.dtype)
     return x[None] + count
@@ -67,11 +71,11 @@ MOVES = {
 def test_joined_and_cut_arrays_arrive_as_they_were(between_processes, name):
     tree = leaves()
     move = MOVES[name]
-    plain = on_workers(move, tree, jax.vmap)
+    plain = map_workers(move, tree, jax.vmap)
     for message, bucket in [(20, 16), (10_000, 10_000)]:
         between_processes(message, bucket)
-        found = on_workers(move, tree)
-        for x, expected in zip(*map(jax.tree.leaves, (found, plain)), strict=True):
+        moved = map_workers(move, tree)
+        for x, expected in zip(*map(jax.tree.leaves, (moved, plain)), strict=True):
             assert x.dtype == expected.dtype
             np.testing.assert_array_equal(x, expected)
 
@@ -80,30 +84,30 @@ def test_joined_and_cut_arrays_arrive_as_they_were(between_processes, name):
 def test_moves_of_floats_are_joined_bytes(between_processes, dtype):
     between_processes(10_000, 10_000)
     tree = [jnp.ones((DEVICES, LANES, 3), dtype), jnp.ones((DEVICES, LANES), dtype)]
-    inner = jax.vmap(collectives.gather, axis_name="lanes")
-    program = str(jax.make_jaxpr(jax.vmap(inner, axis_name="devices"))(tree))
+    over_lanes = jax.vmap(collectives.gather, axis_name="lanes")
+    program = str(jax.make_jaxpr(jax.vmap(over_lanes, axis_name="devices"))(tree))
     assert f"u8[{DEVICES},{LANES * 4 * jnp.dtype(dtype).itemsize}]" in program
 
 
-def test_nothing_and_keys_are_moved_between_processes(between_processes):
+def test_empty_trees_and_keys_are_moved_between_processes(between_processes):
     between_processes(10_000, 10_000)
     keys = jax.random.split(jax.random.key(0), (DEVICES, LANES))
-    moved = on_workers(lambda key: collectives.shift([(), key], 1), keys)[1]
+    moved = map_workers(lambda key: collectives.shift([(), key], 1), keys)[1]
     expected = jnp.roll(keys.reshape(-1), -1).reshape(keys.shape)
     np.testing.assert_array_equal(*map(jax.random.key_data, (moved, expected)))
-    assert on_workers(lambda key: collectives.gather(()), keys) == ()
+    assert map_workers(lambda key: collectives.gather(()), keys) == ()
 
 
 @pytest.mark.parametrize("name", ["sync_sgd", "quantized_sgd", "gossip"])
 def test_messages_send_the_same_bytes(between_processes, name):
     params = {"w": jnp.ones((40, 5)), "b": jnp.ones(5)}
     strategy = getattr(sa, name)()
-    plain = sa.communication(strategy, params, workers=4, steps=3)
+    plain_counts = sa.communication(strategy, params, workers=4, steps=3)
     between_processes(64, 10_000)
-    cut = sa.communication(strategy, params, workers=4, steps=3)
-    assert cut.bytes_per_worker == plain.bytes_per_worker
-    assert set(cut.by_collective) == set(plain.by_collective)
-    assert cut.calls != plain.calls
+    cut_counts = sa.communication(strategy, params, workers=4, steps=3)
+    assert cut_counts.bytes_per_worker == plain_counts.bytes_per_worker
+    assert set(cut_counts.by_collective) == set(plain_counts.by_collective)
+    assert cut_counts.calls != plain_counts.calls
 
 
 def test_powersgd_calls_twice_between_processes(between_processes):
@@ -116,11 +120,12 @@ def test_powersgd_calls_twice_between_processes(between_processes):
 @hypothesis.given(
     st.lists(st.tuples(st.integers(0, 40), st.sampled_from(DTYPES)), max_size=8)
 )
-def test_buckets_hold_each_leaf_once_and_one_dtype(given):
-    arrays = [np.zeros(size, dtype) for size, dtype in given]
+def test_buckets_hold_each_leaf_once_and_one_dtype(sizes_and_dtypes):
+    arrays = [np.zeros(size, dtype) for size, dtype in sizes_and_dtypes]
     buckets = _messages.buckets(arrays)
-    assert sorted(i for bucket in buckets for i in bucket) == [*range(len(arrays))]
-    assert all(len({arrays[i].dtype for i in bucket}) == 1 for bucket in buckets)
+    assert sorted(itertools.chain(*buckets)) == [*range(len(arrays))]
+    for bucket in buckets:
+        assert len({arrays[i].dtype for i in bucket}) == 1
 
 
 @pytest.mark.parametrize("count", [0, 1, 5, 1001])

@@ -47,7 +47,7 @@ class Call(NamedTuple):
     """A collective of a tree and an axis, and what a worker sends for each byte."""
 
     function: Any
-    sent: float
+    sent_share: float
 
 
 WORKERS = 4
@@ -91,17 +91,21 @@ def test_collectives_over_threads_have_the_values_of_a_mapped_axis(kind):
 
     def work(transport: Any) -> dict[str, Any]:
         peers = syncalgos.Peers(transport)
-        own = jax.tree.map(lambda x: x[transport.rank], trees)
+        worker_trees = jax.tree.map(lambda x: x[transport.rank], trees)
 
-        def call_all(own: Any) -> dict[str, Any]:
-            return {name: call.function(own, peers) for name, call in CALLS.items()}
+        def call_all(worker_trees: Any) -> dict[str, Any]:
+            return {
+                name: call.function(worker_trees, peers) for name, call in CALLS.items()
+            }
 
-        return peers.run(peer_training.compile_first(transport, call_all, own), own)
+        return peers.run(
+            peer_training.compile_first(transport, call_all, worker_trees), worker_trees
+        )
 
     results = peer_training.over_threads(work, WORKERS, kind)
 
-    def call_all_mapped(own: Any) -> dict[str, Any]:
-        return {name: call.function(own, "x") for name, call in CALLS.items()}
+    def call_all_mapped(worker_trees: Any) -> dict[str, Any]:
+        return {name: call.function(worker_trees, "x") for name, call in CALLS.items()}
 
     results_by_name = jax.jit(jax.vmap(call_all_mapped, axis_name="x"))(trees)
     for name, expected in results_by_name.items():
@@ -121,16 +125,18 @@ def test_collective_sends_each_byte_once_or_as_a_ring_does(name):
 
     def work(transport: Any) -> float:
         peers = syncalgos.Peers(transport)
-        own = x[transport.rank]
+        worker_rows = x[transport.rank]
 
-        def call(own: jax.Array) -> jax.Array:
-            return CALLS[name].function(own, peers)
+        def call(worker_rows: jax.Array) -> jax.Array:
+            return CALLS[name].function(worker_rows, peers)
 
-        peers.run(peer_training.compile_first(transport, call, own), own)
+        peers.run(
+            peer_training.compile_first(transport, call, worker_rows), worker_rows
+        )
         return transport.sent_bytes
 
     sent_bytes = peer_training.over_threads(work, WORKERS)
-    assert sent_bytes == [CALLS[name].sent * x[0].nbytes] * WORKERS
+    assert sent_bytes == [CALLS[name].sent_share * x[0].nbytes] * WORKERS
 
 
 @pytest.mark.slow

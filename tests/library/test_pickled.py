@@ -37,7 +37,7 @@ def make_default(name: str) -> sa.Strategy:
 def train(strategy: sa.Strategy) -> list[np.ndarray]:
     """Trains two workers for 8 steps; returns the leaves of the center."""
 
-    def loss(params, batch):
+    def loss(params: Any, batch: Any) -> jax.Array:
         return ((params["w"] @ batch - 1) ** 2).mean()
 
     trainer = sa.DataParallel(
@@ -105,7 +105,9 @@ def test_a_strategy_trains_the_same_after_it_was_pickled(make):
 
 
 def test_what_holds_closures_is_copied_but_not_pickled():
-    def pull(replica, state, step):
+    def pull(
+        replica: sa.Replica, state: Any, step: jax.Array
+    ) -> tuple[sa.Replica, Any]:
         return replica, state
 
     for strategy, hidden in (
@@ -154,7 +156,7 @@ def test_a_reducer_combines_the_same_after_it_was_copied_or_pickled(reducer):
 
 
 def test_a_reducer_made_by_hand_combines_the_same_after_it_was_copied():
-    def combine(updates, state, step):
+    def combine(updates: Any, state: Any, step: jax.Array) -> tuple[Any, Any, Any]:
         return updates * 2, updates, state
 
     again = copy.deepcopy(reducers.Reducer(combine))

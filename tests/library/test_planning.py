@@ -33,24 +33,31 @@ RANGE = 0.14
 
 def test_a_plan_is_that_of_the_formulas():
     rings = LINK._replace(rings_only=True)
-    found = plan(sa.diloco(16), network=rings)
+    ring_plan = plan(sa.diloco(16), network=rings)
     ring = 2 * 3 / 4 * 4 * ENTRIES / 1e4 + 6 * 0.05  # bytes, and 2 (N - 1) hops
-    assert (found.period, found.syncs, found.bytes, found.messages) == (16, 8, 6000, 6)
-    assert found.seconds == pytest.approx(ring)
-    assert found.share == pytest.approx(ring / (ring + 16 * 0.5))
-    assert found.enough == int(np.ceil(19 * ring / 0.5))
-    apart = plan(sa.diloco(16), network=rings, fused=False)
-    assert apart.messages == 12 and apart.seconds == pytest.approx(ring + 0.3)
+    assert (ring_plan.period, ring_plan.syncs, ring_plan.bytes, ring_plan.messages) == (
+        16,
+        8,
+        6000,
+        6,
+    )
+    assert ring_plan.seconds == pytest.approx(ring)
+    assert ring_plan.share == pytest.approx(ring / (ring + 16 * 0.5))
+    assert ring_plan.enough == int(np.ceil(19 * ring / 0.5))
+    unfused_plan = plan(sa.diloco(16), network=rings, fused=False)
+    assert unfused_plan.messages == 12 and unfused_plan.seconds == pytest.approx(
+        ring + 0.3
+    )
     # XLA joins the arrays of all-reduces alone.
-    each = plan(sa.diloco(16, reduce="int8"), fused=False).messages
-    assert plan(sa.diloco(16, reduce="int8")).messages == each
+    int8_messages = plan(sa.diloco(16, reduce="int8"), fused=False).messages
+    assert plan(sa.diloco(16, reduce="int8")).messages == int8_messages
 
 
 def test_messages_between_processes_on_cpus_are_those_that_gloo_gets():
     """As in two processes: 40 kB to a peer, and 8 MB in an all-reduce."""
     leaves = [jax.ShapeDtypeStruct((500_000,), "float32")] * 6  # of 2 MB
 
-    def messages(strategy):
+    def messages(strategy: sa.Strategy) -> float:
         by_gloo = Network("a link, gloo", 1e4, latency=0.1, rings_only=True)
         return plan(strategy, replica=leaves, network=by_gloo).messages
 
@@ -58,10 +65,10 @@ def test_messages_between_processes_on_cpus_are_those_that_gloo_gets():
     assert messages(sa.sync_sgd()) == 2 * 2 * (4 - 1)  # 8 MB and 4 MB, in 6 hops
 
 
-def test_a_plan_says_so_in_a_paragraph():
-    own = {"workers": 8, "step_seconds": 0.2, "network": "100Mbit/s, 20ms"}
+def test_a_plan_is_told_in_a_paragraph():
+    settings = {"workers": 8, "step_seconds": 0.2, "network": "100Mbit/s, 20ms"}
     gpt2 = jax.ShapeDtypeStruct((124_000_000,), "float32")
-    text = str(sa.plan(sa.diloco(64), gpt2, **own))
+    text = str(sa.plan(sa.diloco(64), gpt2, **settings))
     assert text.startswith(
         "A sync of 8 workers takes 69.7 s on 100 Mbit/s, 20 ms: each worker sends "
         "868 MB, in 14 messages one after the other (all-reduces by ring). With a "
@@ -92,16 +99,23 @@ def test_a_plan_says_so_in_a_paragraph():
 def test_the_smallest_period_is_found_by_trying_all(make):
     """Over many rounds: the first one waits for nothing, if messages are late."""
     limit = 0.2
-    told = plan(make(4), share=limit).enough or 0
-    shares = {h: plan(make(h), steps=60 * h).share for h in (told - 1, told)}
-    assert shares[told] <= limit < shares[told - 1]
+    smallest_period = plan(make(4), share=limit).enough or 0
+    shares = {
+        h: plan(make(h), steps=60 * h).share
+        for h in (smallest_period - 1, smallest_period)
+    }
+    assert shares[smallest_period] <= limit < shares[smallest_period - 1]
 
 
 @pytest.mark.slow
 def test_the_smallest_period_is_one_that_the_algorithm_takes():
-    made = partial(sa.streaming_diloco, fragments=4)
-    told = plan(made(8)).enough or 0
-    assert plan(made(told)).share <= 0.05 < plan(made(told - 4)).share
+    make = partial(sa.streaming_diloco, fragments=4)
+    smallest_period = plan(make(8)).enough or 0
+    assert (
+        plan(make(smallest_period)).share
+        <= 0.05
+        < plan(make(smallest_period - 4)).share
+    )
 
 
 FIRST_STEPS = 240  # a first phase is over by then
@@ -223,57 +237,63 @@ def test_a_network_without_a_latency_is_said_to_have_none():
 
 
 def test_a_fixed_delay_does_not_grow_with_the_period():
-    late = sa.gossip(topology="ring")
-    found = plan(late)
-    assert (found.late, found.period) == (1, 1)
-    assert found.enough == plan(sa.every(late, 4)).enough
-    assert plan(sa.every(late, found.enough)).share <= found.limit
+    late_gossip = sa.gossip(topology="ring")
+    late_plan = plan(late_gossip)
+    assert (late_plan.late, late_plan.period) == (1, 1)
+    assert late_plan.enough == plan(sa.every(late_gossip, 4)).enough
+    assert plan(sa.every(late_gossip, late_plan.enough)).share <= late_plan.limit
 
 
 @pytest.mark.slow
 def test_syncs_that_follow_another_law_than_their_period_are_not_planned_by_it():
     rate = optax.cosine_decay_schedule(0.4, 200)
-    grows = sa.qsr(4, learning_rate=rate)
-    apart = sa.every(sa.model_averaging(4), 6)
-    for found in (plan(grows, steps=200), plan(apart)):
-        assert (found.period, found.enough) == (None, None)
-        assert "; no period is known" in str(found)
+    growing_rounds = sa.qsr(4, learning_rate=rate)
+    nested_periods = sa.every(sa.model_averaging(4), 6)
+    for lawless_plan in (plan(growing_rounds, steps=200), plan(nested_periods)):
+        assert (lawless_plan.period, lawless_plan.enough) == (None, None)
+        assert "; no period is known" in str(lawless_plan)
 
 
 @pytest.mark.slow
 def test_the_smallest_period_of_workers_that_do_not_wait_is_found_without_a_law():
-    unlike = plan(sa.async_diloco(4), share=0.2)
-    told = unlike.enough or 0
-    shares = [plan(sa.async_diloco(h), steps=4000).share for h in (told - 5, told)]
-    assert unlike.period is None and shares[1] <= 0.2 < shares[0]
+    async_plan = plan(sa.async_diloco(4), share=0.2)
+    smallest_period = async_plan.enough or 0
+    shares = [
+        plan(sa.async_diloco(h), steps=4000).share
+        for h in (smallest_period - 5, smallest_period)
+    ]
+    assert async_plan.period is None and shares[1] <= 0.2 < shares[0]
 
 
 @pytest.mark.slow
-def test_what_every_step_sends_is_in_no_period():
+def test_bytes_of_every_step_are_in_no_period():
     assert plan(sa.gossip_pga(8)).enough is None
     assert plan(sa.gossip_pga(8), step_seconds=60.0).enough is not None
 
 
 @pytest.mark.slow
-def test_what_no_period_reduces_counts_at_each_step():
+def test_bytes_that_no_period_reduces_count_at_each_step():
     """Costlier neighbors than the mean over all, sums in groups, or a first phase."""
-    own = {"step_seconds": 8.0, "share": 0.2}
-    assert plan(sa.gossip_pga(8, topology="complete"), **own).enough == 1
-    averaged = plan(sa.model_averaging(8)).enough
-    assert plan(sa.post_local_sgd(period=8)).enough == averaged
+    settings = {"step_seconds": 8.0, "share": 0.2}
+    assert plan(sa.gossip_pga(8, topology="complete"), **settings).enough == 1
+    averaging_period = plan(sa.model_averaging(8)).enough
+    assert plan(sa.post_local_sgd(period=8)).enough == averaging_period
 
-    def grouped(period):
+    def average_groups(period: int) -> sa.Strategy:
         return sa.hierarchical(period, inner_period=1, groups=2)
 
-    told = plan(grouped(8), step_seconds=3.0, share=0.2).enough or 0
-    shares = [plan(grouped(h), step_seconds=3.0).share for h in (told - 1, told)]
+    smallest_period = plan(average_groups(8), step_seconds=3.0, share=0.2).enough or 0
+    shares = [
+        plan(average_groups(h), step_seconds=3.0).share
+        for h in (smallest_period - 1, smallest_period)
+    ]
     assert shares[1] <= 0.2 < shares[0]
 
 
 @pytest.mark.slow
 def test_a_first_sync_beyond_eight_periods_is_found():
-    late = sa.after(sa.average(), 5000)
-    assert plan(late).steps > 5000 and plan(late).period == 1
+    late_average = sa.after(sa.average(), 5000)
+    assert plan(late_average).steps > 5000 and plan(late_average).period == 1
     assert plan(sa.ema(sa.diloco(100), decay=0.9)).period == 100
 
 
@@ -282,16 +302,18 @@ def test_a_plan_of_any_algorithm_adds_up():
     """Strategies that decide by the data need decisions, as in the ledger."""
     rings = LINK._replace(rings_only=True)
     for name, make in sa.ALGORITHMS.items():
-        is_told = "learning_rate" in signature(make).parameters
-        strategy = make(**{"learning_rate": 0.1} if is_told else {})
-        own = {"steps": 64, "workers": 4}
+        takes_rate = "learning_rate" in signature(make).parameters
+        strategy = make(**{"learning_rate": 0.1} if takes_rate else {})
+        settings = {"steps": 64, "workers": 4}
         if name == "dynamic_averaging":
-            own["taken"] = np.ones((64, 1), bool)
-        sent = sa.communication(strategy, MODEL, **own)
-        if sent.syncs:
-            found = plan(strategy, network=rings, **own)
-            assert found.bytes * found.syncs == pytest.approx(sent.bytes_per_worker)
-            assert 0 <= found.share < 1 and found.messages > 0
+            settings["taken"] = np.ones((64, 1), bool)
+        counts = sa.communication(strategy, MODEL, **settings)
+        if counts.syncs:
+            algorithm_plan = plan(strategy, network=rings, **settings)
+            assert algorithm_plan.bytes * algorithm_plan.syncs == pytest.approx(
+                counts.bytes_per_worker
+            )
+            assert 0 <= algorithm_plan.share < 1 and algorithm_plan.messages > 0
 
 
 @pytest.mark.parametrize("name", tiers(MEASURED, ["sync_sgd"]))
@@ -299,17 +321,23 @@ def test_measured_links_take_as_long(name, request):
     """In the range that the page of the measurements states."""
     lines = (request.config.rootpath / RECORDS).read_text().splitlines()
     records = [r for r in map(json.loads, lines) if r["algorithm"] == name]
-    compared = [r for r in records if r["latency"] == 20 or r["rate"] == 10]
-    assert len(compared) == 4
-    for one in compared:
-        link = f"{one['rate']}Mbit/s, {one['latency']}ms, gloo"
-        alone = median(one["alone"]) / one["steps"]
-        own = {"workers": 2, "step_seconds": alone, "steps": one["steps"]}
-        found = sa.plan(MEASURED[name], MLP, network=link, **own)
+    compared_records = [r for r in records if r["latency"] == 20 or r["rate"] == 10]
+    assert len(compared_records) == 4
+    for record in compared_records:
+        link = f"{record['rate']}Mbit/s, {record['latency']}ms, gloo"
+        step_seconds = median(record["alone"]) / record["steps"]
+        settings = {
+            "workers": 2,
+            "step_seconds": step_seconds,
+            "steps": record["steps"],
+        }
+        link_plan = sa.plan(MEASURED[name], MLP, network=link, **settings)
         # A dispatch adds a send of its metrics: two hops of two latencies.
-        modelled = found.seconds * found.syncs + 2 * 2 * one["latency"] / 1000
-        took = median(one["seconds"]) - median(one["alone"])
-        assert took == pytest.approx(modelled, rel=RANGE)
+        modelled_seconds = (
+            link_plan.seconds * link_plan.syncs + 2 * 2 * record["latency"] / 1000
+        )
+        sync_seconds = median(record["seconds"]) - median(record["alone"])
+        assert sync_seconds == pytest.approx(modelled_seconds, rel=RANGE)
 
 
 @pytest.mark.parametrize(
@@ -325,6 +353,6 @@ def test_measured_links_take_as_long(name, request):
         ({"strategy": reducers.mean()}, "plan: expected a Strategy"),
     ],
 )
-def test_what_cannot_be_planned_is_refused(changed, message):
+def test_a_strategy_that_cannot_be_planned_is_refused(changed, message):
     with pytest.raises(ValueError, match=message):
         plan(**{"strategy": sa.bmuf(8), **changed})

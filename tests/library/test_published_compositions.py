@@ -1,6 +1,8 @@
 """Methods of examples/compositions.py against the updates of their papers, by NumPy."""
 
 import runpy
+from collections.abc import Iterator
+from typing import Any
 
 import jax
 import numpy as np
@@ -33,93 +35,97 @@ MATCHINGS = [[1, 0, 3, 2], [2, 3, 0, 1]]
 SGD = optax.sgd(LR, momentum=MOMENTUM)
 
 
-def loscar():
+def loscar() -> Iterator[Any]:
     on_the_way = {}
     for step, theta in local_steps(WORKERS):
         if step in on_the_way:
             theta[:] = [x + d for x, d in zip(theta, on_the_way[step], strict=True)]
         if (step + 1) % PERIOD == 0:
             draws = np.asarray(jax.random.uniform(draw_key(0, step), START.shape))
-            sent = by_leaf(
+            is_sent = by_leaf(
                 lambda _, u: u >= np.sort(u, None)[-sparta.ceil(0.3 * u.size)], draws
             )
-            on_the_way[step + DELAY] = [(mean(theta) - x) * sent for x in theta]
+            on_the_way[step + DELAY] = [(mean(theta) - x) * is_sent for x in theta]
         yield mean(theta), theta
 
 
-def adacomm():
-    before = [START] * WORKERS
+def adacomm() -> Iterator[Any]:
+    step_starts = [START] * WORKERS
     period = 1
-    last = -1
-    first = None
+    last_sync = -1
+    first_loss = None
     for step, theta in local_steps(WORKERS):
-        if step - last == period:
+        if step - last_sync == period:
             losses = [
                 loss(unflatten(x), (rows, target))
                 for x, rows, target in zip(
-                    before,
+                    step_starts,
                     np.split(X[step], WORKERS),
                     np.split(TARGET[step], WORKERS),
                     strict=True,
                 )
             ]
-            first = first or np.mean(losses)  # of step 0
-            period = np.ceil(np.sqrt(np.mean(losses) / first) * PERIOD)
-            last = step
+            first_loss = first_loss or np.mean(losses)  # of step 0
+            period = np.ceil(np.sqrt(np.mean(losses) / first_loss) * PERIOD)
+            last_sync = step
             theta[:] = [mean(theta)] * WORKERS
-        before = list(theta)
+        step_starts = list(theta)
         yield mean(theta), theta
 
 
-def saps_psgd():
+def saps_psgd() -> Iterator[Any]:
     for step, theta in local_steps(WORKERS):
         count = round(0.3 * START.size)
-        sent = np.asarray(
+        sent_entries = np.asarray(
             jax.random.choice(draw_key(0, step), START.size, (count,), replace=False)
         )
-        new = [x.copy() for x in theta]
+        new_theta = [x.copy() for x in theta]
         for i, j in enumerate(MATCHINGS[step % 2]):
-            new[i][sent] = (theta[i][sent] + theta[j][sent]) / 2
-        theta[:] = new
+            new_theta[i][sent_entries] = (
+                theta[i][sent_entries] + theta[j][sent_entries]
+            ) / 2
+        theta[:] = new_theta
         yield mean(theta), theta
 
 
-def acco():
-    def gradient(theta, step):
+def acco() -> Iterator[Any]:
+    def gradient(theta: np.ndarray, step: int) -> np.ndarray:
         return mean([worker_gradient(theta, step, i, WORKERS) for i in range(WORKERS)])
 
     theta = estimate = START
-    velocity = both = np.zeros_like(START)
+    velocity = round_grads = np.zeros_like(START)
     for step in range(0, STEPS, 2):
-        half = gradient(estimate, step)
-        velocity = MOMENTUM * velocity + both  # of the round before
+        half_grads = gradient(estimate, step)
+        velocity = MOMENTUM * velocity + round_grads  # of the round before
         theta = theta - LR * velocity
         yield theta, [theta] * WORKERS
-        both = (half + gradient(theta, step + 1)) / 2
-        estimate = theta - LR * (MOMENTUM * velocity + half)
+        round_grads = (half_grads + gradient(theta, step + 1)) / 2
+        estimate = theta - LR * (MOMENTUM * velocity + half_grads)
         yield estimate, [estimate] * WORKERS
 
 
-def cocodc():
+def cocodc() -> Iterator[Any]:
     fragment = by_leaf(lambda number, x: np.full(x.shape, number % 2), START)
     anchor = START
     velocity = np.zeros_like(START)
-    arrived = START
+    arrived_center = START
     on_the_way = {}
     for step, theta in local_steps(WORKERS):
         if step in on_the_way:
-            inside, y, arriving = on_the_way[step]
-            arrived = np.where(inside, arriving, arrived)
+            in_fragment, y, arriving = on_the_way[step]
+            arrived_center = np.where(in_fragment, arriving, arrived_center)
             for i in range(WORKERS):
-                theta[i] = np.where(inside, arriving + (theta[i] - y[i]), theta[i])
+                theta[i] = np.where(in_fragment, arriving + (theta[i] - y[i]), theta[i])
         for f in range(2):
             if (step + 1 - f * PERIOD // 2) % PERIOD == 0:
-                inside = fragment == f
+                in_fragment = fragment == f
                 g = anchor - mean(theta)
-                velocity = np.where(inside, 0.9 * velocity + g, velocity)
-                anchor = np.where(inside, anchor - 0.7 * (g + 0.9 * velocity), anchor)
-                on_the_way[step + 1] = inside, list(theta), anchor
-        yield arrived, theta
+                velocity = np.where(in_fragment, 0.9 * velocity + g, velocity)
+                anchor = np.where(
+                    in_fragment, anchor - 0.7 * (g + 0.9 * velocity), anchor
+                )
+                on_the_way[step + 1] = in_fragment, list(theta), anchor
+        yield arrived_center, theta
 
 
 CASES = {

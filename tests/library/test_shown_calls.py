@@ -5,6 +5,7 @@ import functools
 import inspect
 import pickle
 import sys
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,33 +16,35 @@ import pytest
 import syncalgos as sa
 from syncalgos import reducers
 
-NEEDED = {"learning_rate": 0.1}
+REQUIRED_SETTINGS = {"learning_rate": 0.1}
 
 
 @pytest.mark.parametrize("name", sa.ALGORITHMS)
 def test_an_algorithm_shows_the_call_that_makes_it_again(name):
     parameters = inspect.signature(sa.ALGORITHMS[name]).parameters.values()
-    given = {p.name: NEEDED[p.name] for p in parameters if p.default is p.empty}
-    strategy = sa.ALGORITHMS[name](**given)
+    settings = {
+        p.name: REQUIRED_SETTINGS[p.name] for p in parameters if p.default is p.empty
+    }
+    strategy = sa.ALGORITHMS[name](**settings)
     assert repr(eval(repr(strategy), vars(sa))) == repr(strategy)
     assert repr(strategy).startswith(f"{name}(")
     assert all(f"{p.name}=" in repr(strategy) for p in parameters if p.name != "axis")
 
 
-def third(step):
+def is_third(step: jax.Array) -> jax.Array:
     return step % 3 == 0
 
 
-SHOWN = {
+STRATEGIES_BY_CALL = {
     "bmuf(period=16, block_momentum=None, block_lr=1.0, nesterov=False)": sa.bmuf(),
     "every(average(field='params', reduce=mean), 4, offset=0)": sa.every(
         sa.average(), 4
     ),
     "measured(average(field='params', reduce=mean), by_leaf=True, layered=0, "
     "ends=None, only=None)": sa.measured(sa.average()),
-    "chain(when(reset(GradientTransformationExtraArgs(…)), third), "
+    "chain(when(reset(GradientTransformationExtraArgs(…)), is_third), "
     "model_averaging(period=8, axis='own'))": sa.chain(
-        sa.when(sa.reset(optax.sgd(0.1)), third), sa.model_averaging(8, axis="own")
+        sa.when(sa.reset(optax.sgd(0.1)), is_third), sa.model_averaging(8, axis="own")
     ),
     "masked(model_averaging(period=8), {'a': True, 'b': bool[1000]})": sa.masked(
         sa.model_averaging(8), {"a": True, "b": np.ones(1000, bool)}
@@ -56,19 +59,19 @@ SHOWN = {
     "scaffold(period=16, learning_rate=0.5)": sa.scaffold(
         learning_rate=jnp.float32(0.5)
     ),
-    "row_sparse(3, tables=third)": reducers.row_sparse(3, tables=third),
+    "row_sparse(3, tables=is_third)": reducers.row_sparse(3, tables=is_third),
     "top_k(density=0.5, bits=None, seed=0, layered=0, axis='w')": reducers.top_k(
         0.5
     ).over("w"),
-    "Strategy(sync=third, late=2)": sa.Strategy(sync=third, late=2),
+    "Strategy(sync=is_third, late=2)": sa.Strategy(sync=is_third, late=2),
     "Strategy()": sa.Strategy(),
     "model_averaging(period=4)": sa.delayed(sa.model_averaging(4), 0),
 }
 
 
-@pytest.mark.parametrize("text", SHOWN)
+@pytest.mark.parametrize("text", STRATEGIES_BY_CALL)
 def test_a_call_is_shown_with_its_values(text):
-    assert repr(SHOWN[text]) == text
+    assert repr(STRATEGIES_BY_CALL[text]) == text
 
 
 def test_a_changed_strategy_shows_its_fields():
@@ -110,7 +113,7 @@ def test_strategies_can_be_hashed_and_their_factories_pickled():
 
 
 def test_a_trainer_says_where_its_workers_are():
-    def loss(params, batch):
+    def loss(params: Any, batch: Any) -> jax.Array:
         return (params * batch).mean()
 
     placement = sa.Placement(jax.devices()[:2])

@@ -12,7 +12,7 @@ HORIZON = 120  # beyond the steps that are compared, so that `next` has an answe
 COMPARED = 60
 
 
-def regular(period, offset=0):
+def regular(period: int, offset: int = 0) -> set[int]:
     return {step for step in range(HORIZON) if (step + 1 - offset) % period == 0}
 
 
@@ -60,31 +60,31 @@ def alone() -> dict[str, Case]:
 def pairs() -> dict[str, Case]:
     """All pairs of simple sets."""
     cases: dict[str, Case] = {}
-    for left, (left_steps, left_numbers) in SIMPLE.items():
-        for right, (right_steps, right_numbers) in SIMPLE.items():
-            cases[f"{left} | {right}"] = (
+    for left_name, (left_steps, left_numbers) in SIMPLE.items():
+        for right_name, (right_steps, right_numbers) in SIMPLE.items():
+            cases[f"{left_name} | {right_name}"] = (
                 left_steps | right_steps,
                 left_numbers | right_numbers,
             )
-            cases[f"{left} & {right}"] = (
+            cases[f"{left_name} & {right_name}"] = (
                 left_steps & right_steps,
                 left_numbers & right_numbers,
             )
     return cases
 
 
-BOTH = tiers(["alone", "pairs"], ["alone"])
+GROUPS = tiers(["alone", "pairs"], ["alone"])
 
 
-def cases_of(group: str) -> dict[str, Case]:
+def list_cases(group: str) -> dict[str, Case]:
     return alone() if group == "alone" else pairs()
 
 
-@pytest.mark.parametrize("group", BOTH)
+@pytest.mark.parametrize("group", GROUPS)
 def test_a_set_holds_its_steps_and_finds_the_next_one(group):
-    cases = cases_of(group)
+    cases = list_cases(group)
 
-    def ask(step):
+    def ask(step: jax.Array) -> dict[str, tuple[jax.Array, jax.Array]]:
         return {
             name: (jnp.asarray(steps(step)), jnp.asarray(steps.next(step)))
             for name, (steps, _) in cases.items()
@@ -102,18 +102,18 @@ def test_a_set_holds_its_steps_and_finds_the_next_one(group):
                 assert following[step] >= HORIZON, (name, step)
 
 
-@pytest.mark.parametrize("group", BOTH)
+@pytest.mark.parametrize("group", GROUPS)
 def test_gaps_and_periods_hold(group):
-    for name, (steps, numbers) in cases_of(group).items():
+    for name, (steps, numbers) in list_cases(group).items():
         gaps = np.diff(sorted(x for x in numbers if x < HORIZON))
         assert gaps.min(initial=NO_STEP) >= steps.min_gap, name
         if steps.period and gaps.size:
             assert {*gaps.tolist()} == {steps.period}, name
 
 
-@pytest.mark.parametrize("group", BOTH)
+@pytest.mark.parametrize("group", GROUPS)
 def test_a_set_that_is_said_to_be_empty_or_full_is_so(group):
-    for name, (steps, numbers) in cases_of(group).items():
+    for name, (steps, numbers) in list_cases(group).items():
         assert not (steps == NEVER and numbers), name
         assert not (steps == ALWAYS and len(numbers) < HORIZON), name
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,9 @@ pytestmark = pytest.mark.slow  # two processes that import torch, and compile
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def worker_results(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> list[tuple[Any, dict[str, str]]]:
     """The arrays that each process wrote, and the errors that it got."""
     if importlib.util.find_spec("torch") is None:
         pytest.skip("needs torch: pip install -e '.[benchmarks]'")
@@ -29,14 +32,16 @@ def found(tmp_path_factory):
     ]
 
 
-def part(found, worker, name, which):
+def select_arrays(
+    worker_results: Any, worker: int, name: str, which: str
+) -> dict[str, np.ndarray]:
     """Arrays of one worker by their names in the model."""
-    arrays = found[worker][0]
+    arrays = worker_results[worker][0]
     start = f"{name} {which} "
     return {k.removeprefix(start): arrays[k] for k in arrays if k.startswith(start)}
 
 
-def loss(params, batch):
+def loss(params: Any, batch: Any) -> jax.Array:
     x = batch["x"]
     y = batch["y"]
     x = (x - x.mean(0)) / jnp.sqrt(x.var(0) + 1e-5)  # torch's batch norm, in training
@@ -46,7 +51,7 @@ def loss(params, batch):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_torch_loop_trains_as_data_parallel_does(found, name):
+def test_torch_loop_trains_as_data_parallel_does(worker_results, name):
     from support import torch_workers
 
     x, y = torch_workers.batches()
@@ -59,33 +64,43 @@ def test_torch_loop_trains_as_data_parallel_does(found, name):
     trainer = syncalgos.DataParallel(
         loss, optimizer, strategy, workers=torch_workers.WORKERS
     )
-    params = part(found, 0, name, "first")
-    held = {k: params[k] for k in params if k[0] != "0" or k in ("0.weight", "0.bias")}
-    state, _ = trainer.run(trainer.init(held), rows)
+    params = select_arrays(worker_results, 0, name, "first")
+    first_params = {
+        k: params[k] for k in params if k[0] != "0" or k in ("0.weight", "0.bias")
+    }
+    state, _ = trainer.run(trainer.init(first_params), rows)
     center = jax.device_get(trainer.center(state).params)
     stacked = jax.device_get(state.replica.params)
     for worker in range(torch_workers.WORKERS):
-        ours = part(found, worker, name, "held")
-        theirs = part(found, worker, name, "center")
-        for key in held:
-            own = stacked[key].reshape(torch_workers.WORKERS, *held[key].shape)[worker]
-            assert np.abs(own - held[key]).max() > 1e-2
+        torch_params = select_arrays(worker_results, worker, name, "held")
+        torch_center = select_arrays(worker_results, worker, name, "center")
+        for key in first_params:
+            worker_params = stacked[key].reshape(
+                torch_workers.WORKERS, *first_params[key].shape
+            )[worker]
+            assert np.abs(worker_params - first_params[key]).max() > 1e-2
             # Float32 gradients of two compilers: 22 steps of them differ by some ulps.
-            np.testing.assert_allclose(ours[key], own, rtol=0, atol=1e-6)
-            np.testing.assert_allclose(theirs[key], center[key], rtol=0, atol=1e-6)
+            np.testing.assert_allclose(
+                torch_params[key], worker_params, rtol=0, atol=1e-6
+            )
+            np.testing.assert_allclose(
+                torch_center[key], center[key], rtol=0, atol=1e-6
+            )
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_resumed_torch_loop_has_the_bits_of_the_unbroken_one(found, name):
+def test_resumed_torch_loop_has_the_bits_of_the_unbroken_one(worker_results, name):
     for worker in (0, 1):
-        ours, again = (part(found, worker, name, x) for x in ("held", "again"))
+        ours, again = (
+            select_arrays(worker_results, worker, name, x) for x in ("held", "again")
+        )
         assert ours.keys() == again.keys()
         for key, x in ours.items():
             np.testing.assert_array_equal(again[key], x)
 
 
 @pytest.mark.parametrize("name", ["diloco", "buffers"])
-def test_buffers_stay_local_unless_the_strategy_averages_them(found, name):
+def test_buffers_stay_local_unless_the_strategy_averages_them(worker_results, name):
     from support import torch_workers
 
     means = (
@@ -97,7 +112,7 @@ def test_buffers_stay_local_unless_the_strategy_averages_them(found, name):
         if name == "buffers" and step % torch_workers.PERIOD == 0:
             expected = np.broadcast_to(expected.mean(0), expected.shape)
     for worker in (0, 1):
-        ours = part(found, worker, name, "held")["0.running_mean"]
+        ours = select_arrays(worker_results, worker, name, "held")["0.running_mean"]
         np.testing.assert_allclose(ours, expected[worker], rtol=0, atol=1e-6)
 
 
@@ -114,6 +129,8 @@ def test_buffers_stay_local_unless_the_strategy_averages_them(found, name):
         ("sharded", "DTensor"),
     ],
 )
-def test_torch_loop_refuses_in_one_line_what_it_cannot_serve(found, case, text):
-    for _, said in found:
-        assert text in said[case] and "\n" not in said[case]
+def test_torch_loop_refuses_in_one_line_what_it_cannot_serve(
+    worker_results, case, text
+):
+    for _, messages in worker_results:
+        assert text in messages[case] and "\n" not in messages[case]

@@ -65,5 +65,5 @@ def test_a_killed_process_is_one_line_and_the_others_train_on(tmp_path):
         assert message.startswith("step 5: all_reduce among 3 processes failed (")
         assert "\n" not in message
         assert "join the processes again" in message
-    first, second = (result["center"] for result in results)
-    assert first == second
+    first_center, second_center = (result["center"] for result in results)
+    assert first_center == second_center

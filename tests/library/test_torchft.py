@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -158,10 +159,10 @@ def test_the_others_go_on_where_one_is_killed_while_it_takes_the_state(job: Job)
 
 
 def test_the_first_member_is_no_other_than_the_rest(job: Job):
-    (first,) = [name for name in "abc" if job.find_last(name)["rank"] == 0]
-    job.kill(first)
-    job.wait_for_syncs("abc".replace(first, ""), size=2)
-    revive(job, first)
+    (first_member,) = [name for name in "abc" if job.find_last(name)["rank"] == 0]
+    job.kill(first_member)
+    job.wait_for_syncs("abc".replace(first_member, ""), size=2)
+    revive(job, first_member)
 
 
 def test_below_the_least_size_the_rest_waits_and_then_goes_on(job: Job):
@@ -213,8 +214,8 @@ def train_unbroken(steps: int) -> list[float]:
     state = trainer.init(read_start(has_buffers=True))
     losses = []
     ends = steps - torchft_member.PERIOD * np.arange(LAST_SYNCS)[::-1]
-    for first, end in zip([0, *ends], ends, strict=False):
-        rows = {"x": inputs[first:end], "y": targets[first:end]}
+    for start, end in zip([0, *ends], ends, strict=False):
+        rows = {"x": inputs[start:end], "y": targets[start:end]}
         state, _ = trainer.run(state, rows)
         metrics = trainer.evaluate(state, {"x": x[None], "y": y[None]})
         losses.append(float(metrics["loss"][0]))
@@ -275,17 +276,18 @@ def centers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, np.ndarr
 def test_means_train_as_data_parallel_does(centers: list[dict[str, np.ndarray]]):
     from support import torchft_member
 
-    rngs = [np.random.default_rng(number) for number in (0, 1)]
-    batches = [
-        [torchft_member.make_batch(rng) for _ in range(torchft_member.STEPS)]
-        for rng in rngs
-    ]
-    rows = {
-        key: np.concatenate(
-            [np.stack([batch[place] for batch in worker]) for worker in batches], 1
-        )
-        for place, key in enumerate("xy")
-    }
+    def make_worker_rows(number: int) -> dict[str, np.ndarray]:
+        """One worker's batches, (steps, batch, …)."""
+        rng = np.random.default_rng(number)
+        batches = [torchft_member.make_batch(rng) for _ in range(torchft_member.STEPS)]
+        return {
+            "x": np.stack([x for x, _ in batches]),
+            "y": np.stack([y for _, y in batches]),
+        }
+
+    rows = jax.tree.map(
+        lambda *x: np.concatenate(x, 1), make_worker_rows(0), make_worker_rows(1)
+    )
     for name in torchft_member.NAMES:
         trainer = make_trainer(name, workers=2, has_buffers=False)
         state, _ = trainer.run(trainer.init(read_start(has_buffers=False)), rows)
@@ -305,7 +307,9 @@ def test_the_example_learns_while_one_of_three_is_killed():
     assert all(float(loss) < 1 for _, loss in ends)
 
 
-def test_what_is_no_mean_is_refused_in_a_line(centers: list[dict[str, Any]]):
+def test_a_strategy_that_takes_no_mean_is_refused_in_a_line(
+    centers: list[dict[str, Any]],
+):
     refused = centers[0]["refused"]
     assert "only adds up, but this strategy needs ['permute']" in refused["gossip"]
     assert (

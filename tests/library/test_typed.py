@@ -43,10 +43,10 @@ def test_the_types_of_public_names_are_known():
 
 
 @pytest.mark.slow
-def test_what_is_typed_runs():
-    center, sent = typed_calls.trained()
+def test_typed_calls_run():
+    center, counts = typed_calls.trained()
     assert center.params["w"].shape == (4,)
-    assert sent.syncs == 1
+    assert counts.syncs == 1
     assert len(typed_calls.trainers()) == 6
     assert all(count > 0 for count in typed_calls.count_bytes())
     assert len(typed_calls.described()) > 8

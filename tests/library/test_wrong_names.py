@@ -254,8 +254,8 @@ def test_arguments_of_reducers_behind_the_first_are_keyword_only():
     functions = [x for x in vars(reducers).values() if inspect.isfunction(x)]
     for function in functions:
         if function is not reducers.resolve:
-            _, *others = inspect.signature(function).parameters.values()
-            assert all(p.kind is p.KEYWORD_ONLY for p in others)
+            _, *other_parameters = inspect.signature(function).parameters.values()
+            assert all(p.kind is p.KEYWORD_ONLY for p in other_parameters)
     assert len(functions) == 20
 
 

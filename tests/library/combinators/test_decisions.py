@@ -167,7 +167,7 @@ def test_at_syncs_acts_where_it_is_decided_to_sync():
     np.testing.assert_array_equal(np.flatnonzero(is_reset), [3, 9])
 
 
-def test_what_is_decided_cannot_be_counted_without_the_decisions():
+def test_syncs_that_are_decided_on_cannot_be_counted_without_the_decisions():
     strategy = sa.every(sa.decided(sa.average(), is_far), 2)
     with pytest.raises(ValueError, match=r"depends on more .* metrics\['decided'\]"):
         sa.communication(strategy, make_params(), workers=4, steps=STEPS)

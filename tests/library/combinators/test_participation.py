@@ -122,7 +122,7 @@ def test_buffers_are_weighed_by_the_round_that_has_ended():
     assert relative_error(mean, OF_WORKERS[0] * (1 - 0.9**2)) <= ROUNDING
 
 
-def test_what_follows_a_late_sync_has_the_weights_of_when_it_was_sent():
+def test_an_average_behind_a_late_sync_has_the_weights_of_when_it_was_sent():
     """Sent after two steps by worker 0, it arrives after three."""
     late = sa.delayed(participating(model_averaging(2), weigh_one_worker_a_round), 1)
     trainer = make_trainer(
