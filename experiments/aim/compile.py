@@ -94,7 +94,7 @@ def _read_data(plan: RunPlan) -> Data:
     blank = plan.task.blank
     if blank is not None and c.validation is None:
         return blank()
-    return feeding.load(plan.task.load, c.task, c.validation)
+    return feeding.load_data(plan.task.load, c.task, c.validation)
 
 
 def longest_dispatch(config: Settings) -> int:

@@ -252,7 +252,7 @@ def compile_job(job: CompileJob, timeout: float | None) -> Answer:
     )
 
 
-def main() -> None:
+def answer_request() -> None:
     """Answers the request, in the process that compiles."""
     # Compilers print on both streams: the answer gets a separate descriptor.
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as answer_file:
@@ -277,4 +277,4 @@ def _end_with_parent() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    answer_request()

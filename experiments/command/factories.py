@@ -54,7 +54,7 @@ _TASKS = Path(tasks.__file__).parent
 _ALGORITHMS = sorted(Path(syncalgos.__file__).parent.glob("algorithms/[!_]*.py"))
 
 
-class Kind(NamedTuple):
+class FactoryKind(NamedTuple):
     """A kind of factory.
 
     Attributes:
@@ -74,7 +74,7 @@ class Kind(NamedTuple):
     instead: Mapping[str, str] = types.MappingProxyType({})
 
 
-ALGORITHM = Kind(
+ALGORITHM = FactoryKind(
     "algo",
     "algorithm",
     "syncalgos.algorithms",
@@ -82,7 +82,7 @@ ALGORITHM = Kind(
     {path.stem: path for path in _ALGORITHMS},
     {alias: f"use {name!r}" for alias, name in ALIASES.items()},
 )
-TASK = Kind(
+TASK = FactoryKind(
     "task",
     "task",
     "experiments.tasks",
@@ -101,7 +101,7 @@ class Factory(NamedTuple):
         doc: the factory's docstring.
     """
 
-    kind: Kind
+    kind: FactoryKind
     name: str
     parameters: Sequence[inspect.Parameter]
     doc: str
@@ -177,7 +177,7 @@ class Factory(NamedTuple):
             )
 
 
-def describe(kind: Kind, name: str) -> Factory:
+def describe(kind: FactoryKind, name: str) -> Factory:
     """Describes a registered factory, or a custom one.
 
     Only a custom factory is imported. Registered ones are read from their sources,
@@ -281,7 +281,7 @@ def spellings(names: Collection[str]) -> dict[str, str]:
     return {k: x for k, x in SPELLED.items() if k in names and x not in names}
 
 
-def of_function(kind: Kind, name: str, function: Callable[..., Any]) -> Factory:
+def of_function(kind: FactoryKind, name: str, function: Callable[..., Any]) -> Factory:
     """Describes a function.
 
     Raises:
@@ -305,7 +305,7 @@ def _checked(factory: Factory) -> Factory:
     return factory
 
 
-def find_function(kind: Kind, name: str) -> Callable[..., Any]:
+def find_function(kind: FactoryKind, name: str) -> Callable[..., Any]:
     """Returns the factory of a registered name or of package.module:factory.
 
     Raises:
@@ -321,7 +321,7 @@ def find_function(kind: Kind, name: str) -> Callable[..., Any]:
 
 
 def call(
-    kind: Kind,
+    kind: FactoryKind,
     name: str,
     arguments: Mapping[str, Any],
     offered: Mapping[str, Any],
@@ -357,7 +357,7 @@ def call(
     return built
 
 
-def _check_registered(kind: Kind, name: str) -> str:
+def _check_registered(kind: FactoryKind, name: str) -> str:
     """Returns the name if it is registered, or raises a BadRequest."""
     if "," in name and kind is ALGORITHM:
         raise BadRequest(
@@ -398,7 +398,7 @@ def _functions(path: Path) -> list[str]:
     return [name for name in function_names if not name.startswith("_")]
 
 
-def _import(kind: Kind, name: str) -> Callable[..., Any]:
+def _import(kind: FactoryKind, name: str) -> Callable[..., Any]:
     where = f"--{kind.flag} {name}"
     module, _, attribute = name.partition(":")
     if module.endswith(".py"):
@@ -427,7 +427,7 @@ def _import(kind: Kind, name: str) -> Callable[..., Any]:
 
 
 def passed_arguments(
-    kind: Kind, factory: Callable[..., Any], offered: Mapping[str, Any]
+    kind: FactoryKind, factory: Callable[..., Any], offered: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Returns the offered values that the factory has parameters for."""
     wanted = kind.passed & inspect.signature(factory).parameters.keys()

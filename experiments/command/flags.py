@@ -11,7 +11,13 @@ from typing import Any
 
 import syncalgos
 from experiments.command.errors import BadRequest, refusing
-from experiments.command.factories import ALGORITHM, TASK, Factory, Kind, describe
+from experiments.command.factories import (
+    ALGORITHM,
+    TASK,
+    Factory,
+    FactoryKind,
+    describe,
+)
 from experiments.command.settings import MOST_CHOICES, Setting, read_settings
 from experiments.command.words import as_words, cleaned, nearest_flag
 
@@ -49,7 +55,7 @@ class _Show(argparse.Action):
         parser.exit()
 
 
-def parse(
+def parse_flags(
     argv: Sequence[str],
     config: type[Config],
     basic: Collection[str],
@@ -315,6 +321,6 @@ def _explain_unknown(
     return f"unknown flag {flag!r}{nearest_flag(flag, options)} (see --help-all)"
 
 
-def find_owners(kind: Kind, parameter: str) -> list[str]:
+def find_owners(kind: FactoryKind, parameter: str) -> list[str]:
     """Returns the registered algorithms, or tasks, that have this flag."""
     return [x for x in kind.files if parameter in describe(kind, x).flags]

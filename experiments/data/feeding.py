@@ -78,7 +78,7 @@ class Data(NamedTuple):
         return len(self.train)
 
 
-def load(read: Callable[[], Data], name: str, share: float | None) -> Data:
+def load_data(read: Callable[[], Data], name: str, share: float | None) -> Data:
     """Reads the data of a task.
 
     Args:

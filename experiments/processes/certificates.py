@@ -30,7 +30,7 @@ class _Files(NamedTuple):
     authority_path: str
 
 
-def check(
+def check_certificates(
     files: Mapping[str, str],
     is_server: bool = False,
     host: str | None = None,

@@ -468,7 +468,7 @@ def check_tls(group: ProcessGroup) -> None:
         )
     # With a prefix, jax looks at URIs in place of the host.
     host = None if uri_prefix else network.address(group.coordinator)[0]
-    certificates.check(
+    certificates.check_certificates(
         {name: settings[name] for name in _TLS},
         is_server=group.is_first,
         host=host,

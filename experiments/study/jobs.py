@@ -427,7 +427,7 @@ def _check_certificates() -> None:
     }
     # Dask names those that are missing, and takes the text of a file in its place.
     if all(isinstance(path, str) and "\n" not in path for path in paths.values()):
-        certificates.check(paths)
+        certificates.check_certificates(paths)
 
 
 def _address(scheduler: str) -> str:

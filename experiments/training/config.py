@@ -233,7 +233,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         """Raises a ValueError if a field is out of range, or two fields conflict."""
         checked(SETTINGS, self)
-        trackers.check(self.track)
+        trackers.check_names(self.track)
         if {*self.arguments} & {*factories.SPELLED}:
             spelled = factories.describe(factories.ALGORITHM, self.algo).spelled
             by_flag = {spelled.get(k, k): x for k, x in self.arguments.items()}
@@ -342,7 +342,7 @@ def parse(
     Raises:
         BadRequest: one line says what was wrong and what is possible.
     """
-    return flags.parse(argv, RunConfig, BASIC, own_factories)
+    return flags.parse_flags(argv, RunConfig, BASIC, own_factories)
 
 
 def _multiples(period: int, steps: int) -> list[int]:

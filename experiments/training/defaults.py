@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.command import factories
-from experiments.command.factories import ALGORITHM, TASK, Kind
+from experiments.command.factories import ALGORITHM, TASK, FactoryKind
 from experiments.command.flags import describe_factories
 from experiments.tasks.task import Task
 from experiments.training.config import RunConfig, Settings, never_reached
@@ -75,7 +75,7 @@ def resolved(config: RunConfig, task: Task, algorithm: Strategy) -> Settings:
 def takes(
     config: RunConfig,
     argument: str,
-    kinds: Collection[Kind] = (ALGORITHM, TASK),
+    kinds: Collection[FactoryKind] = (ALGORITHM, TASK),
     objects: Objects = NO_OBJECTS,
 ) -> bool:
     """Whether the algorithm or the task has a parameter that the run passes.

@@ -114,7 +114,7 @@ class Export(NamedTuple):
         return {name: json.dumps(x) for name, x in content.items()}
 
 
-def check(path: Path, overwrite: bool) -> None:
+def check_path(path: Path, overwrite: bool) -> None:
     """Raises a BadRequest unless a model can be written there; leaves no file."""
     if path.suffix != ".safetensors":
         raise BadRequest(f"--export {path}: the name must end in .safetensors")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Union
 
 from experiments.command import factories
-from experiments.command.factories import ALGORITHM, TASK, Factory, Kind
+from experiments.command.factories import ALGORITHM, TASK, Factory, FactoryKind
 
 if TYPE_CHECKING:  # a bad request need not import jax
     from experiments.tasks.task import Task
@@ -24,7 +24,7 @@ class Objects:
     strategy: Union["Strategy", Callable[..., "Strategy"], None] = None
     task: Union["Task", Callable[..., "Task"], None] = None
 
-    def find_factory(self, kind: Kind, name: str) -> Callable[..., Any]:
+    def find_factory(self, kind: FactoryKind, name: str) -> Callable[..., Any]:
         """Returns the factory of an algorithm or of a task.
 
         Args:
@@ -42,7 +42,7 @@ class Objects:
         # The config may still have the arguments of the algorithm that it names.
         return lambda **_: passed_object
 
-    def describe(self, kind: Kind, name: str) -> Factory:
+    def describe(self, kind: FactoryKind, name: str) -> Factory:
         """Describes the factory of an algorithm or of a task; see `find_factory`."""
         passed_object = self._find(kind)
         if passed_object is None:
@@ -55,7 +55,7 @@ class Objects:
         """Describes the algorithm and the task of a run, by their names."""
         return [self.describe(ALGORITHM, algo), self.describe(TASK, task)]
 
-    def _find(self, kind: Kind) -> Any:
+    def _find(self, kind: FactoryKind) -> Any:
         """Returns the object in place of an algorithm or a task; None if none is."""
         return self.strategy if kind is ALGORITHM else self.task
 

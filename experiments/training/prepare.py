@@ -150,7 +150,7 @@ def checked(
         if data is None:
             name = plan.config.task
             held_out = plan.config.validation
-            data = feeding.load(plan.task.load, name, held_out)
+            data = feeding.load_data(plan.task.load, name, held_out)
         check_data(plan.config, data, config.batch_size is not None)
         _shards(plan, data)  # raises for a partition that the data does not support
     # Otherwise, a process would wait for ever for another, as in an evaluation.
@@ -174,7 +174,7 @@ def check_files(config: RunConfig) -> None:
         is_own = earlier_path is not None and (
             earlier_path.absolute() == path.absolute()
         )
-        export.check(path, config.overwrite or is_own)
+        export.check_path(path, config.overwrite or is_own)
 
 
 def make_run(plan: RunPlan, data: Data, group: ProcessGroup = ALONE) -> Run:

@@ -123,7 +123,7 @@ INSTEAD: dict[str, str] = dict.fromkeys(
 )
 
 
-def check(names: Iterable[str]) -> None:
+def check_names(names: Iterable[str]) -> None:
     """Raises a ValueError for an unknown tracker, or one that is not installed."""
     for name in names:
         checks.one_of("--track", name, KINDS, INSTEAD)

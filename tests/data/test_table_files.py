@@ -41,7 +41,7 @@ def read(tmp_path, capsys):
     def read_text(text: str, column: str = "") -> Reading:
         path = tmp_path / "data.csv"
         path.write_text(text)
-        data = feeding.load(table(str(path), column).load, "table", None)
+        data = feeding.load_data(table(str(path), column).load, "table", None)
         assert isinstance(data.train, dict)
         rows = len(data.train["y"]) + len(data.test["y"])
         order = np.random.default_rng(0).permutation(rows)
@@ -133,9 +133,9 @@ def test_rows_of_both_parts_are_counted_in_the_part_that_validates(tmp_path, cap
     y = np.arange(80) % 4 // 2
     np.savez(tmp_path / "x.npz", x=x, y=y, x_test=x[:10] + 1, y_test=y[:10])
     task = table(str(tmp_path / "x.npz"))
-    feeding.load(task.load, "table", None)
+    feeding.load_data(task.load, "table", None)
     assert "held-out rows are also" not in capsys.readouterr().err
-    data = feeding.load(task.load, "table", 0.25)
+    data = feeding.load_data(task.load, "table", 0.25)
     assert isinstance(data.train, dict)
     train_rows = {tuple(row) for row in np.asarray(data.train["x"]).tolist()}
     count = sum(tuple(row) in train_rows for row in np.asarray(data.test["x"]).tolist())

@@ -325,10 +325,10 @@ def test_exports_where_no_model_can_be_written_are_refused(tmp_path):
         (Path("/proc/models/model.safetensors"), False, "/proc"),  # not even by root
     ]:
         with pytest.raises(BadRequest, match=re.escape(message)) as refused:
-            export.check(path, overwrite)
+            export.check_path(path, overwrite)
         assert str(path) in str(refused.value) and "\n" not in str(refused.value)
-    export.check(existing, overwrite=True)
-    export.check(tmp_path / "new" / "model.safetensors", overwrite=False)
+    export.check_path(existing, overwrite=True)
+    export.check_path(tmp_path / "new" / "model.safetensors", overwrite=False)
     assert existing.read_bytes() == b"old" and len(list(tmp_path.iterdir())) == 2
 
 
