@@ -132,14 +132,14 @@ LONE = "worker's data contains a collective .psum"
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_what_differs_is_followed_through_each_primitive(name):
+def test_a_difference_of_workers_is_followed_through_each_primitive(name):
     with pytest.raises(ValueError, match=LONE):
         refuse(lambda x: meeting_if(ALL[name](jnp.sin)(x)))
     refuse(lambda x: meeting_if(ALL[name](jnp.sin)(x)), [False])
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if name != "cond"])
-def test_what_a_primitive_makes_common_is_so_behind_it(name):
+def test_a_result_that_a_primitive_makes_common_is_so_behind_it(name):
     refuse(lambda x: meeting_if(ALL[name](mean)(x)))
 
 
@@ -155,7 +155,7 @@ TURNS = {
 
 
 @pytest.mark.parametrize("name", TURNS)
-def test_what_a_later_pass_brings_differs_too(name):
+def test_a_difference_that_a_later_pass_brings_is_followed(name):
     with pytest.raises(ValueError, match=LONE):
         refuse(by_passes(TURNS[name]), [True, False])
     refuse(by_passes(TURNS[name]), [False, False])

@@ -220,7 +220,7 @@ class Wrong(Failing):
         return arrays
 
 
-def test_what_a_transport_returns_is_held_against_what_it_got():
+def test_results_of_a_transport_are_held_against_its_arguments():
     peers = syncalgos.Peers(Wrong())
     line = r"ValueError: it returned uint8\[12\] for uint8\[12\], not uint8\[2, 12\]"
     with pytest.raises(syncalgos.TransportError, match=line):
@@ -266,7 +266,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-def test_what_maps_the_axis_itself_refuses_peers(name):
+def test_functions_that_map_the_axis_themselves_refuse_peers(name):
     line = f"^{name}: maps the strategy's axis itself, .*leave out axis=, or .*own$"
     with pytest.raises(ValueError, match=line):
         REFUSALS[name](syncalgos.chain(syncalgos.bmuf(4, axis=PEERS)))
@@ -331,6 +331,6 @@ class Bare:
         (type("Late", (Failing,), {"rank": 2})(), "must be less than its size, 2, got"),
     ],
 )
-def test_what_is_no_transport_is_refused(transport, line):
+def test_a_value_that_is_no_transport_is_refused(transport, line):
     with pytest.raises(ValueError, match=f"^Peers: .*{line}"):
         syncalgos.Peers(transport)

@@ -81,7 +81,7 @@ COMPOSED = {
 
 
 @pytest.mark.parametrize("kind", COMPOSED)
-def test_what_is_composed_is_pickled_and_copied_as_its_call(kind):
+def test_a_composition_is_pickled_and_copied_as_its_call(kind):
     strategy = COMPOSED[kind]()
     assert repr(pickle.loads(pickle.dumps(strategy))) == repr(strategy)
     assert repr(copy.deepcopy(strategy)) == repr(strategy)
@@ -104,7 +104,7 @@ def test_a_strategy_trains_the_same_after_it_was_pickled(make):
     np.testing.assert_array_equal(train(again), train(strategy))
 
 
-def test_what_holds_closures_is_copied_but_not_pickled():
+def test_a_strategy_with_closures_is_copied_but_not_pickled():
     def pull(
         replica: sa.Replica, state: Any, step: jax.Array
     ) -> tuple[sa.Replica, Any]:

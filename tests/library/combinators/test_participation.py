@@ -173,7 +173,9 @@ def test_a_paced_worker_without_steps_is_in_no_buffers_and_no_metrics():
 def test_metrics_are_not_weighed_where_every_worker_makes_steps():
     """Those in bfloat16 are averaged as without a pace, and stay so."""
 
-    def loss(params: Any, buffers: Any, batch: Any, key: jax.Array) -> Any:
+    def loss(
+        params: Any, buffers: Any, batch: Any, key: jax.Array
+    ) -> tuple[jax.Array, tuple[Any, Any]]:
         batch_mean = jnp.bfloat16(jnp.mean(batch))
         return params * jnp.mean(batch), (buffers, {"seen": batch_mean})
 
@@ -185,10 +187,12 @@ def test_metrics_are_not_weighed_where_every_worker_makes_steps():
 
 def test_metrics_of_a_round_are_weighed_by_its_end():
     def last_one_counts_at_odd_steps(step: Any, workers: int) -> jax.Array:
-        last = jnp.arange(workers) == workers - 1
-        return jnp.where(step % 2 == 1, last, ~last)
+        is_last = jnp.arange(workers) == workers - 1
+        return jnp.where(step % 2 == 1, is_last, ~is_last)
 
-    def loss(params: Any, buffers: Any, batch: Any, key: jax.Array) -> Any:
+    def loss(
+        params: Any, buffers: Any, batch: Any, key: jax.Array
+    ) -> tuple[jax.Array, tuple[Any, Any]]:
         return params * 0 + jnp.mean(batch), (buffers, {})
 
     strategy = participating(model_averaging(2), last_one_counts_at_odd_steps)
@@ -199,7 +203,9 @@ def test_metrics_of_a_round_are_weighed_by_its_end():
 
 
 def test_evaluate_takes_the_weighted_buffers():
-    def loss(params: Any, buffers: Any, batch: Any, key: jax.Array) -> Any:
+    def loss(
+        params: Any, buffers: Any, batch: Any, key: jax.Array
+    ) -> tuple[jax.Array, tuple[Any, Any]]:
         return buffers + 0 * params * batch.mean(), (batch.mean(), {})
 
     trainer = make_trainer(participating(model_averaging(2), weigh_three_to_one), loss)
@@ -280,7 +286,7 @@ def test_sampled_draws_its_share_anew_at_each_step_and_for_each_seed():
 
 @pytest.mark.slow
 def test_weighted_means_of_float16_do_not_overflow():
-    def loss(params: Any, buffers: Any, *_: Any) -> Any:
+    def loss(params: Any, buffers: Any, *_: Any) -> tuple[jax.Array, tuple[Any, Any]]:
         return 0 * params, (buffers, {"seen": buffers})
 
     alone = participating(model_averaging(1), lambda step, n: jnp.arange(n) == 3)
