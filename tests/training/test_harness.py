@@ -343,6 +343,8 @@ given = []
 def factory(period: int, learning_rate, optimizer, seed, axis):
     given.append((period, learning_rate, optimizer, seed, axis))
     return syncalgos.every(syncalgos.reset(optimizer), period)
+
+factory.static = ()  # it needs no number's value
 """
 
 
