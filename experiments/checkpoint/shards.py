@@ -668,8 +668,8 @@ def _file_names(folder: Path) -> list[str]:
     """Returns the names of a folder's files; none if the folder is missing."""
     try:
         with os.scandir(folder) as entries:
-            # A broken link, or one to itself, still counts as the name of a file.
-            return [x.name for x in entries if x.is_symlink() or x.is_file()]
+            # A broken link or a pipe is refused when it is opened, and not left out.
+            return [x.name for x in entries if not x.is_dir(follow_symlinks=False)]
     except FileNotFoundError:
         if folder.is_symlink():
             raise

@@ -333,6 +333,16 @@ def test_a_checkpoint_that_is_no_file_hides_no_other(end, out, uninterrupted):
     assert_goes_on(out, uninterrupted)
 
 
+@pytest.mark.slow
+def test_a_run_with_pipes_in_place_of_checkpoints_does_not_start_anew(out):
+    for path in (out / FOLDER).iterdir():
+        path.unlink()
+        os.mkfifo(path)
+    ended = run(f"{BMUF} --resume", out)
+    assert ended.code == 2
+    assert "it is not a regular file" in ended.stderr
+
+
 def test_checkpoints_behind_a_link_are_not_overwritten(out, tmp_path):
     elsewhere = tmp_path / "there"
     shutil.move(out / FOLDER, elsewhere)
