@@ -136,7 +136,7 @@ def _read(
     """Reads a file, and makes its examples."""
     if path.suffix.lower() == ".csv":
         content = _read_csv(path, column, has_pictures)
-    elif column:
+    elif column and path.suffix.lower() == ".npz":
         raise ValueError(f"--column: {path} has its classes in y: leave it out")
     else:
         content = _read_npz(path, has_pictures)

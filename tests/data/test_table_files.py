@@ -435,3 +435,10 @@ def test_an_exported_model_of_a_table_says_how_its_inputs_are_made(tmp_path):
         assert file.get_tensor("params.0.w").shape[0] == expected.shape[1]
     data = table(str(path)).load()
     np.testing.assert_allclose(data.test["x"], expected[TEST], atol=2e-5)
+
+
+def test_a_column_of_a_file_with_another_ending_is_not_blamed(tmp_path):
+    path = tmp_path / "rows.tsv"
+    path.write_text("x\tlabel\n1\ta\n2\tb\n")
+    with pytest.raises(ValueError, match=r"is neither a \.csv file nor an \.npz"):
+        table(str(path), "label")
