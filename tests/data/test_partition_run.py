@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.command.terminal import Report
+from experiments.command.terminal import ProgressDisplay
 from experiments.one_run import Folder
 from experiments.tasks.task import Data, Task
 from experiments.training.config import parse
@@ -80,7 +80,7 @@ def finished(job):
     with tempfile.TemporaryDirectory() as folder:
         run_folder = Folder(job, out := Path(folder) / "out", 0.0)
         run_folder.record([])
-        outcome = run_folder.train(Report(), lambda: 0)
+        outcome = run_folder.train(ProgressDisplay(), lambda: 0)
         config = json.loads((out / "config.json").read_text())
         text = (out / "metrics.jsonl").read_text()
     assert outcome.diverged_at is None
