@@ -304,15 +304,15 @@ def _find_exchanges(strategy: Strategy) -> Steps | None:
     combination = introspection.combination(strategy)
     if not combination.members:
         return _find_own_exchanges(strategy)
-    exchanges = NEVER
+    exchange_steps = NEVER
     for member in combination.members:
-        member_exchanges = _find_exchanges(member)
-        if member_exchanges is None:
+        member_steps = _find_exchanges(member)
+        if member_steps is None:
             return None
-        exchanges |= member_exchanges
+        exchange_steps |= member_steps
     if combination.gate is not None:
-        exchanges &= combination.gate.steps
-    return exchanges
+        exchange_steps &= combination.gate.steps
+    return exchange_steps
 
 
 def _find_own_exchanges(strategy: Strategy) -> Steps | None:

@@ -132,17 +132,18 @@ def map_moments(order: int, change: Callable[[Any], Any], opt_state: Any) -> Any
         fields = MOMENTS[type(state).__name__][order - 1]
         return state._replace(**{f: change(getattr(state, f)) for f in fields})
 
-    changed = jax.tree.map(change_node, opt_state, is_leaf=_is_known)
+    new_opt_state = jax.tree.map(change_node, opt_state, is_leaf=_is_known)
     unknown_state = opt_state
     if states_with_moments:
         unknown_state = _drop_known(opt_state)
-    names = sorted(_name_states(unknown_state))
-    if names:
+    unknown_names = sorted(_name_states(unknown_state))
+    if unknown_names:
         raise ValueError(
-            f"the optimizer's state ({', '.join(names)}) has no moments that can be "
-            "averaged: use adam, sgd with momentum, or another optimizer of optax"
+            f"the optimizer's state ({', '.join(unknown_names)}) has no moments that "
+            "can be averaged: use adam, sgd with momentum, or another optimizer of "
+            "optax"
         )
-    return changed
+    return new_opt_state
 
 
 def check_mean(opt_state: Any) -> None:

@@ -19,14 +19,23 @@ def _ring(workers: int) -> list[tuple[int, int]]:
 
 def _torus(workers: int) -> list[tuple[int, int]]:
     """The edges of a grid, as square as possible, with opposite ends joined."""
-    rows = max(d for d in range(1, math.isqrt(workers) + 1) if workers % d == 0)
-    length = workers // rows
+    num_rows = max(d for d in range(1, math.isqrt(workers) + 1) if workers % d == 0)
+    num_columns = workers // num_rows
     edges = []
-    for row in range(rows):
-        start = row * length
-        edges += [(start + i, start + j) for i, j in _ring(length)]
-    for column in range(length):
-        edges += [(i * length + column, j * length + column) for i, j in _ring(rows)]
+    for row_index in range(num_rows):
+        start = row_index * num_columns
+        edges += [
+            (start + from_index, start + to_index)
+            for from_index, to_index in _ring(num_columns)
+        ]
+    for column_index in range(num_columns):
+        edges += [
+            (
+                from_index * num_columns + column_index,
+                to_index * num_columns + column_index,
+            )
+            for from_index, to_index in _ring(num_rows)
+        ]
     return edges
 
 

@@ -188,8 +188,10 @@ def _check_gaps(sending_steps: Steps, delay: int) -> None:
     # The steps are looked up, as a schedule or a condition does not tell how far apart
     # they are. If each result replaced all local steps, training would stand still.
     with jax.ensure_compile_time_eval():
-        steps = jnp.arange(CHECKED_STEPS, dtype=jnp.int32)
-        is_sending = jax.vmap(lambda step: jnp.asarray(sending_steps(step)))(steps)
+        checked_steps = jnp.arange(CHECKED_STEPS, dtype=jnp.int32)
+        is_sending = jax.vmap(lambda step: jnp.asarray(sending_steps(step)))(
+            checked_steps
+        )
     if checks.is_traced(is_sending):  # depends on a number that only the program knows
         return
     gaps = np.diff(np.flatnonzero(np.asarray(is_sending)))

@@ -381,14 +381,22 @@ def _sum_products(counts: list[int], x: PyTree, y: PyTree) -> list[jax.Array]:
     return sums
 
 
-def _spread_over_leaves(numbers: jax.Array, counts: list[int], tree: PyTree) -> PyTree:
-    """Gives each leaf its numbers, one for each layer, in a shape that fits it."""
+def _spread_over_leaves(
+    numbers: jax.Array, layer_axes_by_leaf: list[int], tree: PyTree
+) -> PyTree:
+    """Gives each leaf its numbers, one for each layer, in a shape that fits it.
+
+    Args:
+        numbers: those of all layers of all leaves, in their order.
+        layer_axes_by_leaf: how many leading axes of a leaf count its layers.
+        tree: the leaves.
+    """
     leaves, structure = jax.tree.flatten(tree)
     leaf_numbers = []
     start = 0
-    for count, x in zip(counts, leaves, strict=True):
-        end = start + int(np.prod(x.shape[:count]))
-        shape = *x.shape[:count], *[1] * (x.ndim - count)
+    for num_layer_axes, x in zip(layer_axes_by_leaf, leaves, strict=True):
+        end = start + int(np.prod(x.shape[:num_layer_axes]))
+        shape = *x.shape[:num_layer_axes], *[1] * (x.ndim - num_layer_axes)
         leaf_numbers.append(numbers[start:end].reshape(shape))  # (layers, 1, …)
         start = end
     return structure.unflatten(leaf_numbers)

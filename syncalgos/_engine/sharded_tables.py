@@ -111,12 +111,22 @@ def _forward(
 
 
 def _backward(
-    axis: Axis, size: int, local_rows: jax.Array, cotangent: jax.Array
+    axis: Axis, num_own_rows: int, row_positions: jax.Array, cotangent: jax.Array
 ) -> tuple[jax.Array, None]:
-    """Returns the mean of all workers' gradients for the rows that this worker owns."""
+    """Returns the mean of all workers' gradients for the rows that this worker owns.
+
+    Args:
+        axis: the mapped axis or axes over which the workers lie.
+        num_own_rows: the rows of this worker's part of the table.
+        row_positions: the place in that part of each id of all workers, (workers, ids);
+            ids of another worker's rows lie outside, and are dropped.
+        cotangent: the gradient of the rows that were looked up, (ids, …).
+    """
     all_cotangents = collectives.gather(cotangent, axis)  # (workers, ids, …)
-    zero_grads = jnp.zeros((size, *cotangent.shape[1:]), wide_dtype(cotangent.dtype))
-    total = zero_grads.at[local_rows].add(widen(all_cotangents), mode="drop")
+    zero_grads = jnp.zeros(
+        (num_own_rows, *cotangent.shape[1:]), wide_dtype(cotangent.dtype)
+    )
+    total = zero_grads.at[row_positions].add(widen(all_cotangents), mode="drop")
     return (total / len(all_cotangents)).astype(cotangent.dtype), None
 
 

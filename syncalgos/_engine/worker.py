@@ -332,8 +332,8 @@ def center(worker: Worker, worker_state: WorkerState, inputs: Inputs) -> Outputs
     worker = worker.with_hyperparams(shared.hyperparams)
     model = worker.compute_model(worker_state, shared.step)
     params = sharded_tables.join_rows(worker.sharded, model.params)
-    buffers = jax.tree.map(_take_first_worker, model.buffers)
-    return Outputs((), Replica(params, (), buffers))
+    first_worker_buffers = jax.tree.map(_take_first_worker, model.buffers)
+    return Outputs((), Replica(params, (), first_worker_buffers))
 
 
 def divergence(worker: Worker, worker_state: WorkerState, inputs: Inputs) -> Outputs:

@@ -210,16 +210,18 @@ def _group_by_name(labels: list[Any]) -> dict[Any, list[int]]:
     return groups
 
 
-def _check_names(rows: Mapping[str, int], tables: list[Any]) -> None:
+def _check_names(max_rows_by_table: Mapping[str, int], table_names: list[Any]) -> None:
     """Raises a ValueError unless rows and tables have the same names."""
-    for name in tables:
+    for name in table_names:
         if not isinstance(name, str):
             raise ValueError("row_sparse: rows by name need names in tables, got True")
-        if name not in rows:
-            names = ", ".join(map(str, rows))
-            raise ValueError(f"row_sparse: rows lack {name!r} (they have: {names})")
-    for name in rows:
-        checks.one_of("table in row_sparse's rows,", name, tables)
+        if name not in max_rows_by_table:
+            known_names = ", ".join(map(str, max_rows_by_table))
+            raise ValueError(
+                f"row_sparse: rows lack {name!r} (they have: {known_names})"
+            )
+    for name in max_rows_by_table:
+        checks.one_of("table in row_sparse's rows,", name, table_names)
 
 
 def _average_rows(
