@@ -112,12 +112,16 @@ def count_steps(config: Settings) -> int:
 
 
 def _lower(plan: RunPlan, data: Data) -> Lowered:
-    """Lowers the run program from shapes only."""
+    """Lowers the run program from shapes only.
+
+    Raises:
+        BadRequest: the task or the algorithm does not fit the machine.
+    """
     c = plan.config
     with refused("task", c.task):
         params, buffers = jax.eval_shape(plan.task.init, jax.random.key(c.seed))
         if c.mesh is not None:
-            plan.trainer.shardings(params)
+            plan.trainer.shardings(params)  # refuses params that do not divide
     batches, resident_data = _batch_shapes(c, data)
     with refused("algo", c.algo):
         return plan.trainer.lower(params, batches, buffers, resident_data)

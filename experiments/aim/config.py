@@ -292,25 +292,28 @@ def _make_job(target: Target, algorithm: VariantWords, variant: Variant) -> Comp
     config = variant.config
     worker_chips = config.worker_devices
     if target.chips % worker_chips:
-        axes = ", ".join(f"{name}={size}" for name, size in (config.mesh or {}).items())
+        mesh_text = ", ".join(
+            f"{name}={size}" for name, size in (config.mesh or {}).items()
+        )
         raise BadRequest(
-            f"--mesh {axes}: workers of {worker_chips} chips do not evenly divide the "
-            f"{target.chips} chips of {target.full_name}: use sizes whose product does"
+            f"--mesh {mesh_text}: workers of {worker_chips} chips do not evenly divide "
+            f"the {target.chips} chips of {target.full_name}: use sizes whose product "
+            "does"
         )
     if config.backend not in ("auto", "shard_map"):
         raise BadRequest(
             f"--backend {config.backend}: only shard_map compiles for absent devices: "
             "leave out --backend"
         )
-    places = target.chips // worker_chips
+    num_places = target.chips // worker_chips
     values: dict[str, Any] = {"backend": "shard_map"}
     if "workers" not in algorithm.parameters:
-        values["workers"] = places
+        values["workers"] = num_places
     config = at(config, values)
-    if config.workers % places:
+    if config.workers % num_places:
         raise BadRequest(
             f"--workers {config.workers} cannot fill the {target.chips} chips of "
-            f"{target.text}: leave out --workers, or use a multiple of {places}"
+            f"{target.text}: leave out --workers, or use a multiple of {num_places}"
         )
-    words = ("--workers", str(places), *algorithm.argv, "--backend", "shard_map")
+    words = ("--workers", str(num_places), *algorithm.argv, "--backend", "shard_map")
     return CompileJob(target, variant, words, config)

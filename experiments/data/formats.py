@@ -88,12 +88,15 @@ def mnist_images(name: str, data_dir: Path | None = None) -> tuple[Arrays, Array
 
 def _find_elsewhere(file: File, data_dir: Path | None) -> Path | None:
     """Returns a file with the right checksum and another name or folder, if any."""
-    expected = {Path(file.path).name: file.sha256, **file.members}
-    expected |= {name.replace("-idx", ".idx"): x for name, x in file.members.items()}
-    for place, name in product(FOLDERS[Path(file.path).parent.name], expected):
+    checksums_by_name = {Path(file.path).name: file.sha256, **file.members}
+    checksums_by_name |= {
+        name.replace("-idx", ".idx"): checksum
+        for name, checksum in file.members.items()
+    }
+    for place, name in product(FOLDERS[Path(file.path).parent.name], checksums_by_name):
         with suppress(OSError):
             path = folder(data_dir) / place / name
-            if sha256(path) == expected[name]:
+            if sha256(path) == checksums_by_name[name]:
                 return path
     return None
 
@@ -155,14 +158,15 @@ def read_cifar(path: Path) -> tuple[Arrays, Arrays]:
     Raises:
         ValueError: a member asks for other objects than arrays.
     """
-    contents_by_name = members(path, CIFAR_BYTES, str(path))
-    batches = {
-        name: _batch(contents_by_name[name], f"{path}: {name}")
-        for name in sorted(contents_by_name)
+    content_by_name = members(path, CIFAR_BYTES, str(path))
+    batch_by_name = {
+        name: _batch(content_by_name[name], f"{path}: {name}")
+        for name in sorted(content_by_name)
         if name.startswith((f"{FOLDER}data_batch_", f"{FOLDER}test_batch"))
     }
-    test = batches.pop(f"{FOLDER}test_batch")
-    return jax.tree.map(lambda *x: np.concatenate(x), *batches.values()), test
+    test_batch = batch_by_name.pop(f"{FOLDER}test_batch")
+    train = jax.tree.map(lambda *x: np.concatenate(x), *batch_by_name.values())
+    return train, test_batch
 
 
 class _Unpickler(pickle.Unpickler):

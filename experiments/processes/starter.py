@@ -228,11 +228,11 @@ def find_starter_argv() -> list[str] | None:
     From then on this process ends with its starter. Call it once, early.
     """
     # Removed, so that programs started by this process do not inherit it.
-    words = os.environ.pop(VARIABLE, None)
-    if words is None:
+    argv_json = os.environ.pop(VARIABLE, None)
+    if argv_json is None:
         return None
     threading.Thread(target=_end_with_starter, daemon=True).start()
-    return json.loads(words)
+    return json.loads(argv_json)
 
 
 def _end_with_starter() -> None:

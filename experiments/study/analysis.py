@@ -388,15 +388,19 @@ def compare_rows(
 
 
 def _find_bases(rows: Sequence[Row], baseline: str) -> list[Row | None]:
-    """Returns the row of the baseline that each row is compared with; None without."""
+    """Returns the row of the baseline that each row is compared with; None without.
+
+    A row's `point` names its value of the sweep, such as "period=8"; it is "" for a row
+    that is not swept.
+    """
     base_by_point = {row.point: row for row in rows if row.label == baseline}
     bases = []
     for row in rows:
-        base = base_by_point.get(row.point) or base_by_point.get("")
+        base_row = base_by_point.get(row.point) or base_by_point.get("")
         # A row that is not swept can be compared to a baseline at one value only.
-        if base is None and not row.point and len(base_by_point) == 1:
-            [base] = base_by_point.values()
-        bases.append(base)
+        if base_row is None and not row.point and len(base_by_point) == 1:
+            [base_row] = base_by_point.values()
+        bases.append(base_row)
     return bases
 
 

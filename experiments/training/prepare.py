@@ -166,15 +166,15 @@ def check_files(config: RunConfig) -> None:
     goes_on = config.resume or config.resume_center
     if out is not None:
         run_folder.check_out(out, config.overwrite or goes_on)
-    path = config.export
-    if path is not None:
-        earlier_path = None
+    export_path = config.export
+    if export_path is not None:
+        earlier_export = None
         if out is not None and goes_on:
-            earlier_path = run_folder.exported(out)
-        is_own = earlier_path is not None and (
-            earlier_path.absolute() == path.absolute()
+            earlier_export = run_folder.exported(out)
+        is_own = earlier_export is not None and (
+            earlier_export.absolute() == export_path.absolute()
         )
-        export.check_path(path, config.overwrite or is_own)
+        export.check_path(export_path, config.overwrite or is_own)
 
 
 def make_run(plan: RunPlan, data: Data, group: ProcessGroup = ALONE) -> Run:

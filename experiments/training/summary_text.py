@@ -38,39 +38,50 @@ def show_summary(summary: Summary, out: Any) -> None:
     layout = _describe_layout(s)
     if s.lanes > 1 and s.lane_form:  # known after a dispatch
         layout += f" {s.lane_form}"
-    speed = s.steps_per_second
+    steps_per_second = s.steps_per_second
     memory = "not known"
     if s.temp_bytes is not None:
         memory = f"{size(s.temp_bytes)} of intermediate results on a device"
-    rates = f"{rate(s.lr)} nominal, {effective(s.effective_lr)}"
+    learning_rates = f"{rate(s.lr)} nominal, {effective(s.effective_lr)}"
     if s.learning_rate != s.lr:
-        rates += f"; {s.learning_rate:.3g} nominal at the end"
-    measures = {"train_loss": s.train_loss, **s.measures}
+        learning_rates += f"; {s.learning_rate:.3g} nominal at the end"
+    measures_by_name = {"train_loss": s.train_loss, **s.measures}
     figures = {
-        name: figure(x) for name, x in label_measures(measures, s.validation).items()
+        label: figure(x)
+        for label, x in label_measures(measures_by_name, s.validation).items()
     }
-    rows = {
+    text_by_label = {
         **figures,
-        "learning rate": rates,
+        "learning rate": learning_rates,
         "most a worker sent": _describe_sent(s),
         "speed": (
-            f"{count(speed)} steps/s, {count(speed * s.workers)} worker-steps/s, "
-            f"{count(speed * s.batch_size)} examples/s"
+            f"{count(steps_per_second)} steps/s, "
+            f"{count(steps_per_second * s.workers)} worker-steps/s, "
+            f"{count(steps_per_second * s.batch_size)} examples/s"
         ),
         "memory": memory,
     }
     if s.mesh:
-        rows["a device holds"] = _describe_state(s)
-    rows["layout"] = f"{layout}, backend {s.backend}"
-    rows["time"] = f"{s.seconds:.1f} s training, {s.total_seconds or 0:.1f} s in all"
-    rows["files"] = str(out)
+        text_by_label["a device holds"] = _describe_state(s)
+    text_by_label["layout"] = f"{layout}, backend {s.backend}"
+    text_by_label["time"] = (
+        f"{s.seconds:.1f} s training, {s.total_seconds or 0:.1f} s in all"
+    )
+    text_by_label["files"] = str(out)
     if s.export is not None:
-        rows["model"] = s.export
-    width = terminal_width()
-    head = (
+        text_by_label["model"] = s.export
+    terminal_columns = terminal_width()
+    headline = (
         f"{s.algo} on {s.task}: {s.steps} steps of batch {s.batch_size}, seed {s.seed}"
     )
-    show("\n".join([*wrapped(head, width), *definitions(rows, width)]))
+    show(
+        "\n".join(
+            [
+                *wrapped(headline, terminal_columns),
+                *definitions(text_by_label, terminal_columns),
+            ]
+        )
+    )
 
 
 def _describe_layout(summary: Summary) -> str:
