@@ -129,7 +129,7 @@ def make_torchft_step(manager: Any, model: Any, optimizer: Any) -> tuple[Step, C
     return optimizer.step, manager.current_step
 
 
-class Job:
+class GoodputJob:
     """Three members and their lighthouse."""
 
     def __init__(self, kind: str, folder: Path, python: str) -> None:
@@ -193,10 +193,10 @@ class Job:
             process.wait()
 
 
-def measure(kind: str, kills: int, seconds: float, python: str) -> Goodput:
+def measure_goodput(kind: str, kills: int, seconds: float, python: str) -> Goodput:
     """Trains with so many kills, and counts the steps in committed syncs."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        job = Job(kind, Path(folder), python)
+        job = GoodputJob(kind, Path(folder), python)
         try:
             job.wait_for_syncs(3)
             begin = time.time()
@@ -284,7 +284,7 @@ def main() -> None:
         for kills in arguments.kills:
             # The other one first in every other turn, as a machine's speed drifts.
             for kind in KINDS if turn % 2 == 0 else reversed(KINDS):
-                row = measure(kind, kills, arguments.seconds, arguments.python)
+                row = measure_goodput(kind, kills, arguments.seconds, arguments.python)
                 rows.append(row)
                 print(json.dumps(row._asdict()), flush=True)
                 if arguments.out:

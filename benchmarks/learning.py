@@ -68,12 +68,12 @@ SUMMARY_KEYS = (
 )
 
 
-def command(task: str, algo: str, workers: int) -> str:
+def run_flags(task: str, algo: str, workers: int) -> str:
     """Returns the flags of a run; all others are the defaults."""
     return f"--task {task} --algo {algo} --workers {workers}"
 
 
-def record(flags: str) -> dict[str, Any]:
+def record_run(flags: str) -> dict[str, Any]:
     """Runs the command line with these flags.
 
     Raises:
@@ -84,10 +84,10 @@ def record(flags: str) -> dict[str, Any]:
         out = Path(folder) / "out"
         words = [*program, *shlex.split(flags), "--out", str(out)]
         subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
-        return read(flags, out)
+        return read_record(flags, out)
 
 
-def read(flags: str, out: Path) -> dict[str, Any]:
+def read_record(flags: str, out: Path) -> dict[str, Any]:
     """Returns the record of a run, read from its files."""
     summary = json.loads((out / "summary.json").read_text())
     metrics = {
@@ -124,14 +124,14 @@ def find_record(runs: dict[str, Record], flags: str) -> Record | None:
     return runs.get(f"python -m experiments.run {flags}")
 
 
-def table(runs: dict[str, Record]) -> str:
+def format_runs(runs: dict[str, Record]) -> str:
     """Returns a row per task and number of workers, with a column per algorithm."""
     rows = []
     for (task, metric), workers in product(TASKS.items(), WORKERS):
         cells = []
         steps = ""
         for algo in ALGORITHMS:
-            record = find_record(runs, command(task, algo, workers))
+            record = find_record(runs, run_flags(task, algo, workers))
             cells.append(f"{record[metric]:.4g}" if record else "")
             if record and not steps:
                 steps = str(record["steps"])
@@ -140,7 +140,7 @@ def table(runs: dict[str, Record]) -> str:
             name = metric.removeprefix("test_").replace("_", " ")
             head = f"{task}: {name}, {steps} steps"
         rows.append([head, workers, *cells])
-    return measure.table(["task", "workers", *ALGORITHMS], rows)
+    return measure.format_rows(["task", "workers", *ALGORITHMS], rows)
 
 
 def longer(runs: dict[str, Record]) -> str:
@@ -151,7 +151,7 @@ def longer(runs: dict[str, Record]) -> str:
         if record:
             reached = f"{metric.replace('_', ' ')} {record[metric]:.4f}"
             rows.append([f"`{flags}`", reached, f"{record['total_seconds'] / 60:.0f}"])
-    return measure.table(["command", "reached", "minutes"], rows)
+    return measure.format_rows(["command", "reached", "minutes"], rows)
 
 
 def draw(runs: dict[str, Record]) -> None:
@@ -160,7 +160,7 @@ def draw(runs: dict[str, Record]) -> None:
         lines = []
         algo_by_label = {}
         for algo, workers in product(ALGORITHMS, WORKERS):
-            record = find_record(runs, command(task, algo, workers))
+            record = find_record(runs, run_flags(task, algo, workers))
             if not record:
                 continue
             label = f"{algo}, {workers}"
@@ -182,20 +182,20 @@ def main() -> None:
     if "--show" not in sys.argv:
         _run_missing()
     runs = records()
-    print(table(runs), longer(runs), sep="\n\n")
+    print(format_runs(runs), longer(runs), sep="\n\n")
     draw(runs)
 
 
 def _run_missing() -> None:
     """Runs the commands that have no record yet, and appends their records."""
     runs = records()
-    commands = [command(*run) for run in product(TASKS, ALGORITHMS, WORKERS)]
+    commands = [run_flags(*run) for run in product(TASKS, ALGORITHMS, WORKERS)]
     commands += [flags for flags, _ in LONGER]
     for flags in commands:
         if find_record(runs, flags):
             continue
         print(flags, flush=True)
-        new_record = record(flags)
+        new_record = record_run(flags)
         with RECORDS.open("a") as file:
             file.write(json.dumps(new_record) + "\n")
 

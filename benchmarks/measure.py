@@ -34,7 +34,7 @@ def in_turn(
     return {name: times[warmups:] for name, times in seconds.items()}
 
 
-def spread(values: Sequence[float], digits: int = 4) -> list[float]:
+def summarize_spread(values: Sequence[float], digits: int = 4) -> list[float]:
     """Returns [minimum, median, maximum], to `digits` significant digits."""
     extent = (min(values), statistics.median(values), max(values))
     return [float(f"{value:.{digits}g}") for value in extent]
@@ -42,15 +42,17 @@ def spread(values: Sequence[float], digits: int = 4) -> list[float]:
 
 def rates(seconds: Sequence[float], work: float) -> list[float]:
     """Returns the `spread` of the work done per second, over the turns."""
-    return spread([work / turn_seconds for turn_seconds in seconds])
+    return summarize_spread([work / turn_seconds for turn_seconds in seconds])
 
 
 def ratios(seconds: Sequence[float], other_seconds: Sequence[float]) -> list[float]:
     """Returns the `spread` of how many times as fast as the others, over the turns."""
-    return spread([b / a for a, b in zip(seconds, other_seconds, strict=True)])
+    return summarize_spread(
+        [b / a for a, b in zip(seconds, other_seconds, strict=True)]
+    )
 
 
-def report(record: dict[str, Any]) -> dict[str, Any]:
+def print_record(record: dict[str, Any]) -> dict[str, Any]:
     """Prints a record as a JSON line, and returns it."""
     print(json.dumps(record), flush=True)
     return record
@@ -70,10 +72,10 @@ def in_fresh_processes(
         jobs, multiprocessing.get_context("spawn"), max_tasks_per_child=1
     )
     with pool:
-        return [*map(report, pool.map(measure, *zip(*cases, strict=True)))]
+        return [*map(print_record, pool.map(measure, *zip(*cases, strict=True)))]
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+def format_rows(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """Returns rows as a Markdown table; spreads are minimum, median, maximum."""
 
     def format_cell(value: Any) -> str:
@@ -98,4 +100,4 @@ def table_of_records(
         for column in columns.values():
             row.append(record[column] if isinstance(column, str) else column(record))
         rows.append(row)
-    return table([*columns], rows)
+    return format_rows([*columns], rows)

@@ -59,7 +59,7 @@ COLUMNS = {
 }
 
 
-def measure(workers: int, name: str, model: str) -> dict[str, Any]:
+def measure_memory(workers: int, name: str, model: str) -> dict[str, Any]:
     """Returns a record; must be the first call in a process."""
     jax.config.update("jax_num_cpu_devices", os.cpu_count())
     training = Training(make_strategy(name, STEPS), workers, model)
@@ -137,7 +137,9 @@ def main() -> None:
     # Freed memory is returned to the system at once, so that peaks show used memory.
     os.environ["MALLOC_MMAP_THRESHOLD_"] = str(2**16)
     cases = itertools.product(flags.workers, flags.algos, flags.models)
-    print(table_of_records(COLUMNS, in_fresh_processes(measure, cases, flags.jobs)))
+    print(
+        table_of_records(COLUMNS, in_fresh_processes(measure_memory, cases, flags.jobs))
+    )
 
 
 if __name__ == "__main__":

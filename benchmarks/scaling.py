@@ -24,9 +24,15 @@ import numpy as np
 import optax
 
 import syncalgos
-from benchmarks.measure import in_turn, ratios, report, spread, table_of_records
+from benchmarks.measure import (
+    in_turn,
+    print_record,
+    ratios,
+    summarize_spread,
+    table_of_records,
+)
 from benchmarks.work import LR, WORK, make_trainer
-from experiments.command.factories import ALGORITHM, passed_arguments
+from experiments.command.factories import ALGORITHM, select_offered
 
 ROUND = 16  # local steps
 LONGEST = 4096  # local steps in a dispatch
@@ -71,7 +77,7 @@ def make_strategy(name: str, period: int = ROUND) -> syncalgos.Strategy:
         "seed": 0,
         "hosts": 1,
     }
-    settings = passed_arguments(ALGORITHM, factory, offered) | ARGUMENTS.get(name, {})
+    settings = select_offered(ALGORITHM, factory, offered) | ARGUMENTS.get(name, {})
     parameters = inspect.signature(factory).parameters
     if "period" in parameters and parameters["period"].default != 1:
         settings["period"] = period
@@ -144,7 +150,7 @@ def warm_up(training: Training, seconds: float) -> Dispatch:
     return Dispatch(steps, longer_go)
 
 
-def measure(
+def measure_scaling(
     name: str, workers: Sequence[int], repeats: int, seconds: float
 ) -> list[dict[str, Any]]:
     """Returns a record for each number of workers, timed in turn."""
@@ -164,8 +170,8 @@ def measure(
             "workers": n,
             "layout": training.trainer.layout.shape,
             "steps": dispatches[n].steps,
-            "dispatch_seconds": spread(dispatch_seconds[str(n)]),
-            "microseconds_per_worker_step": spread(micros[n]),
+            "dispatch_seconds": summarize_spread(dispatch_seconds[str(n)]),
+            "microseconds_per_worker_step": summarize_spread(micros[n]),
             "compared_with": base,
             "times": ratios(micros[base], micros[n]),
             "state_bytes_per_worker": training.state_bytes,
@@ -190,8 +196,10 @@ def main() -> None:
     jax.config.update("jax_num_cpu_devices", os.cpu_count())
     records = []
     for name in flags.algos:
-        algorithm_records = measure(name, flags.workers, flags.repeats, flags.seconds)
-        records += map(report, algorithm_records)
+        algorithm_records = measure_scaling(
+            name, flags.workers, flags.repeats, flags.seconds
+        )
+        records += map(print_record, algorithm_records)
     print(table_of_records(COLUMNS, records))
 
 

@@ -31,10 +31,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.measure import report, table_of_records
-from benchmarks.network.link import FIRST_ADDRESS, ROOT, Link
+from benchmarks.measure import print_record, table_of_records
+from benchmarks.network.link import FIRST_ADDRESS, ROOT, NetworkLink
 from experiments.command import stopping, terminal
-from experiments.tasks.classify import fields, labelled, perceptron
+from experiments.tasks.classify import fields, make_labelled_data, perceptron
 from experiments.tasks.task import Data, Task
 from experiments.training import sends
 from syncalgos.network import cost, modelled_seconds, parse
@@ -44,7 +44,7 @@ LATENCIES = (1.0, 20.0)  # ms
 PERIOD = 4
 
 
-class Method(NamedTuple):
+class LinkMethod(NamedTuple):
     """An algorithm's flags, and the local steps in a row of metrics.jsonl.
 
     The rows of all have 4 syncs, so that sends once per dispatch have the same weight.
@@ -55,13 +55,13 @@ class Method(NamedTuple):
 
 
 METHODS = {
-    "sync_sgd": Method("--algo sync_sgd"),
-    "diloco": Method(f"--algo diloco --period {PERIOD}", 4 * PERIOD),
-    "bmuf": Method(f"--algo bmuf --period {PERIOD}", 4 * PERIOD),
-    "topk_sgd": Method("--algo topk_sgd"),
-    "gossip": Method("--algo gossip"),
-    "noloco": Method(f"--algo noloco --period {PERIOD}", 4 * PERIOD),
-    "streaming_diloco, int4": Method(
+    "sync_sgd": LinkMethod("--algo sync_sgd"),
+    "diloco": LinkMethod(f"--algo diloco --period {PERIOD}", 4 * PERIOD),
+    "bmuf": LinkMethod(f"--algo bmuf --period {PERIOD}", 4 * PERIOD),
+    "topk_sgd": LinkMethod("--algo topk_sgd"),
+    "gossip": LinkMethod("--algo gossip"),
+    "noloco": LinkMethod(f"--algo noloco --period {PERIOD}", 4 * PERIOD),
+    "streaming_diloco, int4": LinkMethod(
         f"--algo streaming_diloco --period {PERIOD} --fragments 2 --cut bytes "
         "--reduce int4",
         2 * PERIOD,
@@ -93,18 +93,23 @@ def _load() -> Data:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(64, 784)).astype(np.float32)
     training = {"x": x, "y": rng.integers(0, 10, 64, np.int32)}
-    return labelled(training, {name: rows[:4] for name, rows in training.items()})
+    return make_labelled_data(
+        training, {name: rows[:4] for name, rows in training.items()}
+    )
 
 
-def measure(
-    link: Link, name: str, links: Sequence[tuple[float, float]], hidden: int = 640
+def measure_link(
+    link: NetworkLink,
+    name: str,
+    links: Sequence[tuple[float, float]],
+    hidden: int = 640,
 ) -> Iterator[dict[str, Any]]:
     """Trains with a method; yields a record without a limit, then for each link."""
     method = METHODS[name]
     hosts = link.hosts
     link.shape(None, 0.0)
     size = f"--hidden {hidden}"
-    with Runs(link, method, [f"{size} {ALONE}"] * hosts) as runs:
+    with LinkRuns(link, method, [f"{size} {ALONE}"] * hosts) as runs:
         alone_seconds = runs.rows()
         runs.end()
     common = (
@@ -113,7 +118,7 @@ def measure(
     )
     host_flags = [f"{common} --process-id {host}" for host in range(hosts)]
     records = []
-    with Runs(link, method, host_flags) as runs:
+    with LinkRuns(link, method, host_flags) as runs:
         for rate, latency in [(None, 0.0), *links]:
             link.shape(rate, latency / 1000)
             records.append(
@@ -140,7 +145,7 @@ def measure(
         yield {**record, "sends": sends.to_json(row_sends), "load": load}
 
 
-class Runs:
+class LinkRuns:
     """Commands of `experiments.run`, one on each host; they end when a `with` does.
 
     Args:
@@ -149,7 +154,7 @@ class Runs:
         flags: the flags of each command.
     """
 
-    def __init__(self, link: Link, method: Method, flags: Sequence[str]):
+    def __init__(self, link: NetworkLink, method: LinkMethod, flags: Sequence[str]):
         common_flags = (
             f"{method.flags} {COMMON} "
             f"--eval-every {method.steps} --dispatch-steps {method.steps}"
@@ -159,7 +164,7 @@ class Runs:
             for host, host_flags in enumerate(flags)
         ]
 
-    def __enter__(self) -> "Runs":
+    def __enter__(self) -> "LinkRuns":
         with ExitStack() as stack:
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             self._out = Path(folder, "0")
@@ -240,14 +245,14 @@ def compared(records: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
         yield {**record, "took": took, "ratio": took / modelled}
 
 
-def table(records: Sequence[Mapping[str, Any]]) -> str:
+def format_link_table(records: Sequence[Mapping[str, Any]]) -> str:
     """Returns ms per step and their ratio to the model, with a row per setting."""
     rows: dict[tuple[float, ...], dict[str, Any]] = {}
     for record in compared(records):
         hosts = record["hosts"]
         hidden = record["hidden"]
         position = (hosts, hidden, -record["rate"], record["latency"])
-        size = terminal.size(4 * (795 * hidden + 10))
+        size = terminal.format_bytes(4 * (795 * hidden + 10))
         link = f"{record['rate']:g} Mbit/s, {record['latency']:g} ms"
         head = {"workers": hosts, "model": size, "link": link}
         row = rows.setdefault(position, head | dict.fromkeys(METHODS, ""))
@@ -262,15 +267,19 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
     return table_of_records(columns, sorted_rows)
 
 
-def numbers(text: str) -> list[float]:
+def read_numbers(text: str) -> list[float]:
     """Reads the numbers of --rates and --latencies."""
     return [float(x) for x in text.split(",")]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Training over a real slow link.")
-    parser.add_argument("--rates", type=numbers, default=RATES, help="rates in Mbit/s")
-    parser.add_argument("--latencies", type=numbers, default=LATENCIES, help="in ms")
+    parser.add_argument(
+        "--rates", type=read_numbers, default=RATES, help="rates in Mbit/s"
+    )
+    parser.add_argument(
+        "--latencies", type=read_numbers, default=LATENCIES, help="in ms"
+    )
     parser.add_argument("--hosts", type=int, nargs="+", default=[2])
     parser.add_argument("--hidden", type=int, nargs="+", default=[640], help="units")
     parser.add_argument("--algos", nargs="+", choices=METHODS, default=[*METHODS])
@@ -279,7 +288,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.records:
         lines = arguments.records.read_text().splitlines()
-        print(table([json.loads(line) for line in lines]))
+        print(format_link_table([json.loads(line) for line in lines]))
         return 0
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
@@ -288,18 +297,20 @@ def main() -> int:
     for hosts in arguments.hosts:
         with ExitStack() as stack:
             try:
-                link = stack.enter_context(Link(hosts))
+                link = stack.enter_context(NetworkLink(hosts))
             except OSError as error:
                 print(f"skipped: {error}")
                 return 0
             for hidden, name in itertools.product(arguments.hidden, arguments.algos):
-                new_records = [*map(report, measure(link, name, links, hidden))]
+                new_records = [
+                    *map(print_record, measure_link(link, name, links, hidden))
+                ]
                 records += new_records
                 if arguments.out:
                     lines = [json.dumps(record) + "\n" for record in new_records]
                     with arguments.out.open("a") as file:
                         file.writelines(lines)
-    print(f"\n{table(records)}")
+    print(f"\n{format_link_table(records)}")
     return 0
 
 

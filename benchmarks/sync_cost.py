@@ -26,7 +26,7 @@ import numpy as np
 from jax import lax
 
 import syncalgos
-from benchmarks.measure import in_turn, report, spread, table_of_records
+from benchmarks.measure import in_turn, print_record, summarize_spread, table_of_records
 from benchmarks.scaling import Training, make_strategy
 
 DEVICES = syncalgos.WORKERS[0]
@@ -70,7 +70,7 @@ def _permute(x: jax.Array) -> jax.Array:
     return lax.ppermute(x, DEVICES, [((i + 1) % n, i) for i in range(n)])
 
 
-class Bare(NamedTuple):
+class BareSync(NamedTuple):
     """A bare collective.
 
     Attributes:
@@ -84,10 +84,10 @@ class Bare(NamedTuple):
 
 
 BARE = {
-    "all_reduce": Bare(lambda n: 2 * (n - 1) / n, _all_reduce),
-    "all_gather": Bare(lambda n: n - 1, _all_gather),
-    "all_to_all": Bare(lambda n: (n - 1) / n, _all_to_all),
-    "permute": Bare(lambda n: 1, _permute),
+    "all_reduce": BareSync(lambda n: 2 * (n - 1) / n, _all_reduce),
+    "all_gather": BareSync(lambda n: n - 1, _all_gather),
+    "all_to_all": BareSync(lambda n: (n - 1) / n, _all_to_all),
+    "permute": BareSync(lambda n: 1, _permute),
 }
 
 
@@ -149,7 +149,7 @@ def count_syncs(training: Training, start: int, stop: int) -> Syncs:
     return Syncs(number, mean_bytes)
 
 
-def measure(
+def measure_sync(
     name: str, workers: int, steps: int, repeats: int, period: int
 ) -> dict[str, Any]:
     """Times an algorithm, local steps and the bare collective in turn."""
@@ -189,11 +189,13 @@ def measure(
         "bytes_per_sync": {
             kind: round(size) for kind, size in syncs.mean_bytes.items()
         },
-        "added_milliseconds": spread([1e3 * x for x in added]),
-        "bare_milliseconds": spread([1e3 * x for x in bare_calls]),
-        "ratio": spread([x / y for x, y in zip(added, bare_calls, strict=True)]),
+        "added_milliseconds": summarize_spread([1e3 * x for x in added]),
+        "bare_milliseconds": summarize_spread([1e3 * x for x in bare_calls]),
+        "ratio": summarize_spread(
+            [x / y for x, y in zip(added, bare_calls, strict=True)]
+        ),
         "ratio_of_least": least_added / (least["bare"] / CALLS),
-        "times_local": spread(times_local),
+        "times_local": summarize_spread(times_local),
         "repeats": repeats,
     }
 
@@ -216,8 +218,10 @@ def main() -> None:
     records = []
     for workers in flags.workers:
         for name in flags.algos:
-            record = measure(name, workers, flags.steps, flags.repeats, flags.period)
-            records.append(report(record))
+            record = measure_sync(
+                name, workers, flags.steps, flags.repeats, flags.period
+            )
+            records.append(print_record(record))
     print(table_of_records(COLUMNS, records))
 
 

@@ -218,7 +218,7 @@ def main() -> None:
     jax.config.update("jax_num_cpu_devices", os.cpu_count())
     cases = itertools.product(arguments.models, arguments.algos, arguments.workers)
     records = [
-        measure.report(contest(*case, arguments.repeats, arguments.same))
+        measure.print_record(contest(*case, arguments.repeats, arguments.same))
         for case in cases
     ]
     print(measure.table_of_records(COLUMNS, records))

@@ -32,7 +32,7 @@ WORKERS = 4
 DECIMALS = 10  # of params
 
 
-class Case(NamedTuple):
+class VectorCase(NamedTuple):
     """A recurrence and the settings to run it under."""
 
     recurrence: Callable[..., Iterator[Any]]
@@ -52,7 +52,7 @@ def list_files() -> list[str]:
     return names
 
 
-def choose_case(name: str) -> Case:
+def choose_case(name: str) -> VectorCase:
     """Returns the settings of a file: the first, in which all terms are alive.
 
     Those of sync_sgd are those of quantized_sgd, so the plain mean takes their place;
@@ -60,7 +60,7 @@ def choose_case(name: str) -> Case:
     algorithm's VARIANTS, which may name another number of workers.
     """
     if name == "des_loc":
-        return Case(des_loc.adam_recurrence, des_loc.ADAM_SETTINGS[-1], {})
+        return VectorCase(des_loc.adam_recurrence, des_loc.ADAM_SETTINGS[-1], {})
     algorithm, _, variant = name.partition(".")
     module = import_module(f"recurrences.{algorithm}")
     if variant:
@@ -72,7 +72,7 @@ def choose_case(name: str) -> Case:
     other_departures = {
         name: value for name, value in departures.items() if name != "workers"
     }
-    return Case(module.recurrence, settings, other_departures, workers)
+    return VectorCase(module.recurrence, settings, other_departures, workers)
 
 
 def vectors(name: str) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def vectors(name: str) -> dict[str, Any]:
     algorithm = name.partition(".")[0]
     factory = syncalgos.ALGORITHMS[algorithm]
     module = import_module(f"recurrences.{algorithm}")
-    with jax.enable_x64(True), record() as records:
+    with jax.enable_x64(True), record_state() as records:
         path = []
         steps = case.recurrence(case.workers, **case.settings, **case.departures)
         for center, params in steps:
@@ -103,9 +103,9 @@ def vectors(name: str) -> dict[str, Any]:
     for argument in inspect.signature(factory).parameters:
         # Here no leaf holds several layers.
         if argument in values and argument != "layered":
-            hyperparameters[argument] = {"value": plain(values[argument])} | symbol(
-                doc.parameters[argument]
-            )
+            hyperparameters[argument] = {
+                "value": to_json_value(values[argument])
+            } | symbol(doc.parameters[argument])
     content: dict[str, Any] = {
         "algorithm": algorithm,
         "source": doc.source,
@@ -115,7 +115,8 @@ def vectors(name: str) -> dict[str, Any]:
         "leaves": {leaf: list(shape) for leaf, shape in SHAPES.items()},
         "hyperparameters": hyperparameters,
         "departures": {
-            argument: plain(value) for argument, value in case.departures.items()
+            argument: to_json_value(value)
+            for argument, value in case.departures.items()
         },
         "inner_optimizer": describe_inner_optimizer(case),
     }
@@ -124,18 +125,19 @@ def vectors(name: str) -> dict[str, Any]:
     if draws:
         content["draws"] = describe_draws(module)
         content["drawn"] = [
-            {"at": [*numbers], "draw": plain(draw)} for numbers, draw in draws.items()
+            {"at": [*numbers], "draw": to_json_value(draw)}
+            for numbers, draw in draws.items()
         ]
-    content["start"] = plain(START)
+    content["start"] = to_json_value(START)
     content["steps"] = []
     for step, (center, params) in enumerate(path):
         first = step * case.workers
         gradients = records.gradients[first : first + case.workers]
         content["steps"].append(
             {
-                "gradients": plain(np.array(gradients)),
-                "params": plain(np.round(stack_params(params), DECIMALS)),
-                "center": plain(np.round(center, DECIMALS)),
+                "gradients": to_json_value(np.array(gradients)),
+                "params": to_json_value(np.round(stack_params(params), DECIMALS)),
+                "center": to_json_value(np.round(center, DECIMALS)),
             }
         )
     return content
@@ -156,7 +158,7 @@ class Records(NamedTuple):
 
 
 @contextmanager
-def record() -> Iterator[Records]:
+def record_state() -> Iterator[Records]:
     """Yields what recurrences take meanwhile."""
     records = Records([], {}, [])
     numbers_by_key: dict[bytes, tuple[int, ...]] = {}
@@ -236,9 +238,9 @@ def stack_params(params: list[np.ndarray]) -> np.ndarray:
     return rows[:1] if np.all(rows == rows[0]) else rows
 
 
-def describe_inner_optimizer(case: Case) -> dict[str, Any]:
+def describe_inner_optimizer(case: VectorCase) -> dict[str, Any]:
     """Returns the inner optimizer's name and hyperparameters."""
-    learning_rate = plain(case.settings.get("learning_rate", LR))
+    learning_rate = to_json_value(case.settings.get("learning_rate", LR))
     if case.recurrence is des_loc.adam_recurrence:
         moments = {"b1": 0.9, "b2": 0.999, "eps": 1e-8}
         return {"name": "Adam", "learning_rate": learning_rate, **moments}
@@ -255,7 +257,7 @@ def symbol(text: str) -> dict[str, str]:
     return {"symbol": match[1]} if match else {}
 
 
-def plain(value: Any) -> Any:
+def to_json_value(value: Any) -> Any:
     """Turns a value into one of JSON: a schedule becomes the rate of each step."""
     if callable(value):
         return [rate(value, step) for step in range(STEPS + 1)]
@@ -266,7 +268,7 @@ def plain(value: Any) -> Any:
 DEPTHS = {"steps": 2, "drawn": 1, "hyperparameters": 1}
 
 
-def text(content: dict[str, Any]) -> str:
+def format_file(content: dict[str, Any]) -> str:
     """Writes a file's content, a line for each entry that is long."""
     entries = []
     for name, value in content.items():
@@ -312,7 +314,7 @@ def main() -> None:
     needs_by_name = {}
     for name in list_files():
         file = vectors(name)
-        (FOLDER / f"{name}.json").write_text(text(file), "utf-8")
+        (FOLDER / f"{name}.json").write_text(format_file(file), "utf-8")
         needs_by_name[name] = file["needs"]
     page = PAGE.read_text("utf-8")
     PAGE.write_text(fill_needs(page, needs_by_name), "utf-8")

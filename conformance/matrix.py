@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from conformance.adapters.processes import WorkerError
-from conformance.adapters.rows import SOURCES, Cause, Project, Row
+from conformance.adapters.rows import SOURCES, AgreementRow, Cause, Project
 from conformance.check import read
 
 RECORDS = Path(__file__).with_name("matrix.jsonl")
@@ -85,7 +85,7 @@ def find_sync_steps(vectors: Mapping[str, Any]) -> list[int]:
     return equal or list(range(len(steps)))
 
 
-def measure(
+def measure_difference(
     vectors: Mapping[str, Any], path: np.ndarray, tolerance: float
 ) -> dict[str, Any]:
     """Compares params with those of a file.
@@ -132,12 +132,12 @@ def judge(figures: Mapping[str, Any], help_text: str, cause: Cause | None) -> st
     return cause.verdict
 
 
-def run_row(project: Project, row: Row) -> dict[str, Any]:
+def run_row(project: Project, row: AgreementRow) -> dict[str, Any]:
     """Runs a row; returns its record."""
     vectors = read(row.file)
     try:
         path = np.asarray(row.run(vectors), float)
-        figures = measure(vectors, path, row.tolerance)
+        figures = measure_difference(vectors, path, row.tolerance)
     except Exception as error:
         [line, *_] = str(error).strip().splitlines() or [""]
         if not isinstance(error, WorkerError):  # which begins with the kind of its own
@@ -166,7 +166,7 @@ def read_records() -> list[dict[str, Any]]:
     return [json.loads(line) for line in RECORDS.read_text("utf-8").splitlines()]
 
 
-def update(
+def replace_records(
     records: Sequence[dict[str, Any]], name: str, new_records: Sequence[dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """Returns the records with those of one project replaced, sorted by project."""
@@ -323,14 +323,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         records = read_records()
         changes += find_changes(records, new_records)
         if not options.check:
-            write(update(records, project.name, new_records))
+            write_matrix(replace_records(records, project.name, new_records))
     for line in changes:
         print(f"changed: {line}", flush=True)
     is_incomplete = bool(names) and bool(absent)
     return int(options.check and (bool(changes) or is_incomplete))
 
 
-def write(records: Sequence[dict[str, Any]]) -> None:
+def write_matrix(records: Sequence[dict[str, Any]]) -> None:
     """Writes the records, and from them the table and what the page says."""
     lines = [json.dumps(record, ensure_ascii=False) for record in records]
     RECORDS.write_text("\n".join(lines) + "\n", "utf-8")

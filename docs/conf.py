@@ -157,7 +157,7 @@ def read_docstring(app, kind, name, obj, options, lines: list[str]) -> None:
 
 def read_signature(app, kind, name, obj, options, signature, returned):
     """Shows parameters as the source has them."""
-    return signatures.text(obj) or signature, ""
+    return signatures.signature_text(obj) or signature, ""
 
 
 def read_context(app, page: str, template: str, context: dict, doctree) -> None:
@@ -166,7 +166,7 @@ def read_context(app, page: str, template: str, context: dict, doctree) -> None:
         context["page_source_suffix"] = ""
     has_description = 'name="description"' in context.get("metatags", "")
     if doctree is not None and not has_description:
-        description = html.escape(prose.describe(doctree))
+        description = html.escape(prose.page_description(doctree))
         if description:
             context["metatags"] += f'<meta name="description" content="{description}">'
 

@@ -10,7 +10,7 @@ import json
 import sys
 from pathlib import Path
 
-from experiments.command.errors import BadRequest, guarded
+from experiments.command.errors import BadRequest, run_guarded
 from experiments.command.stopping import ReadSignal
 
 
@@ -22,7 +22,7 @@ def main(argv: list[str] | None = None) -> int:
         convert(*(paths or (Path("model.safetensors"), Path("gpt2"))))
         return 0
 
-    return guarded(program)
+    return run_guarded(program)
 
 
 def convert(model: Path, folder: Path) -> None:

@@ -22,7 +22,7 @@ from experiments.command.errors import BadRequest, Unwritten
 from experiments.command.factories import YOUR_OWN
 from experiments.command.flags import describe_factories
 from experiments.command.overlapping import Overlapping
-from experiments.one_run import opened
+from experiments.one_run import open_run
 from experiments.study import analysis, page, study
 from experiments.study.from_python import Algorithms, Values, make_study
 from experiments.study.results import Report
@@ -122,7 +122,7 @@ def train(
     )
     run = prepare(config, task=task, strategy=strategy)
     # A program that embeds Python may have no argv.
-    with opened(run, config.out, getattr(sys, "argv", []), started) as folder:
+    with open_run(run, config.out, getattr(sys, "argv", []), started) as folder:
         run = folder.run  # frees the initial state
         tracked = folder.track(track)
         outcome = folder.train(terminal.ProgressDisplay(), _never, on_evaluation)
@@ -159,7 +159,7 @@ class Study(NamedTuple):
 
     def report(self, folder: str | Path) -> Path:
         """Writes report.html, table.md, table.csv and figures; returns the page."""
-        page.write(self.found, Path(folder))
+        page.write_report(self.found, Path(folder))
         return Path(folder) / "report.html"
 
 
@@ -203,7 +203,7 @@ def compare(
     if config.is_parallel:
         for variant in config.variants:
             _check_importable(variant.objects)
-    with study.opened(config) as (plan, maker):
+    with study.open_study(config) as (plan, maker):
         study.make_runs(config, plan, maker, _never)
         runs = study.read_runs(plan)
     if plan.failures:

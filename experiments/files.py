@@ -138,7 +138,7 @@ def _bytes(path: Path) -> bytes:
         raise Damaged(path, "it is not a regular file") from None
 
 
-def sealed(content: Mapping[str, Any], *beside: bytes) -> dict[str, Any]:
+def seal(content: Mapping[str, Any], *beside: bytes) -> dict[str, Any]:
     """Returns content with a checksum of it and of the data beside it.
 
     Args:
@@ -153,7 +153,7 @@ def sealed(content: Mapping[str, Any], *beside: bytes) -> dict[str, Any]:
 def check_seal(path: Path, content: Mapping[str, Any], *beside: bytes) -> None:
     """Raises a Damaged if content, or data beside it, differs from its checksum."""
     try:
-        expected = sealed(content, *beside)
+        expected = seal(content, *beside)
     except RecursionError as error:  # it is too deep to be written
         raise Damaged(path, CHANGED) from error
     if SEAL in content and content[SEAL] != expected[SEAL]:
@@ -162,7 +162,7 @@ def check_seal(path: Path, content: Mapping[str, Any], *beside: bytes) -> None:
 
 def json_lines(lines: Iterable[dict[str, Any]]) -> str:
     """Returns a text with a JSON object in each line."""
-    return "".join(json.dumps(plain(line)) + "\n" for line in lines)
+    return "".join(json.dumps(to_json_value(line)) + "\n" for line in lines)
 
 
 def write_json(path: Path, content: dict[str, Any], *beside: Path) -> None:
@@ -174,9 +174,9 @@ def write_json(path: Path, content: dict[str, Any], *beside: Path) -> None:
         beside: files that the checksum covers, too.
     """
     # The checksum is of the content as it will be read.
-    json_content = json.loads(json.dumps(plain(content), default=repr))
+    json_content = json.loads(json.dumps(to_json_value(content), default=repr))
     other_contents = [other_path.read_bytes() for other_path in beside]
-    sealed_content = sealed(json_content, *other_contents)
+    sealed_content = seal(json_content, *other_contents)
     write(path, json.dumps(sealed_content, indent=2) + "\n")
 
 
@@ -250,19 +250,19 @@ def sync_folder(folder: Path) -> None:
             os.close(descriptor)
 
 
-def plain(value: Any) -> Any:
+def to_json_value(value: Any) -> Any:
     """Returns the value in JSON's types; a number that is not finite is null."""
     if isinstance(value, Mapping):
-        return {key: plain(x) for key, x in value.items()}
+        return {key: to_json_value(x) for key, x in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(x) for x in value]
+        return [to_json_value(x) for x in value]
     if isinstance(value, Path):
         return str(value)
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @contextmanager
-def needed(flag: str, path: Path) -> Iterator[None]:
+def refuse_os_errors(flag: str, path: Path) -> Iterator[None]:
     """Makes an OSError in the use of a flag's file or folder a `refusal`."""
     try:
         yield

@@ -30,7 +30,7 @@ from experiments.training import remarks, run_folder
 from experiments.training.config import SETTINGS, RunConfig
 from experiments.training.export import Export
 from experiments.training.loop import Outcome, Watch, train
-from experiments.training.prepare import Run, check_files, checked, make_run
+from experiments.training.prepare import Run, check_files, make_run, prepare_plan
 from experiments.training.process_group import ALONE, ProcessGroup
 from experiments.training.progress import Progress
 from experiments.training.summary import Summary, summarize
@@ -39,7 +39,7 @@ from experiments.training.trackers import Tracked, Tracker, Tracking
 from syncalgos import Replica, TrainState
 
 
-def make(
+def make_run_of_command(
     config: RunConfig,
     argv: Sequence[str],
     started: float,
@@ -63,16 +63,16 @@ def make(
         BadRequest: the run is not possible. No file is written before this error,
             unless it shows only in a dispatch or an evaluation.
     """
-    plan, data = checked(config, group=group)
+    plan, data = prepare_plan(config, group=group)
     run = make_run(plan, data, group)
     out = config.out or run_folder.default_out(config.task, config.algo)
     try:
-        with opened(run, out, [*PROGRAM.split(), *argv], started) as folder:
+        with open_run(run, out, [*PROGRAM.split(), *argv], started) as folder:
             run = folder.run  # frees the initial state
             for text in remarks.header(run, config.batch_size is not None):
                 terminal.say(text)
             tracked = folder.track()
-            with terminal.report(run.config.steps) as report:
+            with terminal.open_report(run.config.steps) as report:
                 outcome = folder.train(report, asked_to_stop)
             summary, missing = folder.finish(outcome, summarize(run, outcome))
             tracked.finish(summary.to_json())
@@ -112,7 +112,7 @@ def _show_finished(summary: Summary, run: Run, out: Path) -> int:
 
 
 @contextmanager
-def opened(
+def open_run(
     run: Run, out: Path | None, command: Sequence[str], started: float
 ) -> Iterator["Folder"]:
     """Locks a run's folder, restores the run if it is resumed, and opens its files.
@@ -137,7 +137,7 @@ def opened(
         saver = restore(run, out / FOLDER, background)
         run = saver.run  # frees the initial state
         folder = Folder(run, out, started, saver)
-        with files.needed("--out", out):
+        with files.refuse_os_errors("--out", out):
             folder.record(command)
             saver.open()
         yield folder
@@ -307,7 +307,7 @@ class Folder:
         path = self.run.config.export
         if out is None:
             return summary, []
-        missing = remarks.unsaved(run.config.checkpoints, outcome)
+        missing = remarks.remark_unsaved(run.config.checkpoints, outcome)
         if path is not None:
             has_diverged = outcome.diverged_at is not None
             evaluation = self._export.find_evaluation(

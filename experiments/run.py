@@ -21,7 +21,9 @@ def main(argv: list[str] | None = None) -> int:
         diverged; 4 the processes did not find each other; 75 stopped by SIGTERM, SIGHUP
         or a lost process; 130 stopped by Ctrl-C.
     """
-    return group.run(sys.argv[1:] if argv is None else argv, time.perf_counter())
+    return group.run_in_processes(
+        sys.argv[1:] if argv is None else argv, time.perf_counter()
+    )
 
 
 if __name__ == "__main__":

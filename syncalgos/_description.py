@@ -222,7 +222,7 @@ class Description:
         """Returns the members of a set among the first local steps."""
         checks.whole("steps", count, least=0)
         with _explain_axes():
-            belongs = arrivals.table(
+            belongs = arrivals.trace_table(
                 sets.as_steps(steps), count, self.workers, self.axis
             )
         return np.flatnonzero(belongs)

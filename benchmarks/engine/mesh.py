@@ -115,7 +115,7 @@ def main() -> None:
     flags = parser.parse_args()
     jax.config.update("jax_num_cpu_devices", DEVICES)
     records = [
-        measure.report(contest(workers, flags.repeats, flags.steps))
+        measure.print_record(contest(workers, flags.repeats, flags.steps))
         for workers in flags.workers
     ]
     print(measure.table_of_records(COLUMNS, records))

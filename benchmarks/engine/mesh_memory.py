@@ -69,7 +69,7 @@ COLUMNS = {
 }
 
 
-def measure(size: str, devices: int) -> dict[str, Any]:
+def measure_mesh_memory(size: str, devices: int) -> dict[str, Any]:
     """Returns a record; must be the first call in a process."""
     jax.config.update("jax_num_cpu_devices", WORKERS * devices)
     params = gpt.init(jax.random.key(0), *_arguments(SIZES[size]))
@@ -142,7 +142,11 @@ def main() -> None:
     )
     flags = parser.parse_args()
     cases = itertools.product(flags.sizes, flags.devices)
-    print(table_of_records(COLUMNS, in_fresh_processes(measure, cases, jobs=1)))
+    print(
+        table_of_records(
+            COLUMNS, in_fresh_processes(measure_mesh_memory, cases, jobs=1)
+        )
+    )
 
 
 if __name__ == "__main__":

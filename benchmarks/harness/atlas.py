@@ -100,7 +100,7 @@ def _correct(p_by_label: Mapping[str, float]) -> dict[str, float]:
     return corrected
 
 
-def read(folder: Path) -> Mapping[str, Mapping[str, str]]:
+def read_table(folder: Path) -> Mapping[str, Mapping[str, str]]:
     """Returns the lines of a study's table by algorithm."""
     with (folder / "table.csv").open(newline="") as file:
         return {line["algorithm"]: line for line in csv.DictReader(file)}

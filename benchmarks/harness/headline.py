@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 
-from benchmarks.harness.atlas import REFERENCE, read
+from benchmarks.harness.atlas import REFERENCE, read_table
 from experiments import files
 from experiments.study import figures
 from experiments.study.figures import LIGHT, Line, Plot
@@ -60,9 +60,9 @@ def plot(points: Mapping[str, tuple[float, float]]) -> Plot:
     )
 
 
-def write(folder: Path) -> Path:
+def write_headline(folder: Path) -> Path:
     """Writes the figure of a study beside its records, and returns its path."""
-    lines = read(folder)
+    lines = read_table(folder)
     reference_bytes = float(lines[REFERENCE]["bytes_per_worker"])
     points = {}
     for name, line in lines.items():

@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.measure import ratios, report, spread
+from benchmarks.measure import print_record, ratios, summarize_spread
 
 COMPARE = [sys.executable, "-m", "experiments.compare"]
 STUDY = ["--algos", "sync_sgd,bmuf,diloco,easgd", "--seeds", "3"]
@@ -52,7 +52,7 @@ def hashes(folder: Path) -> dict[str, str]:
     }
 
 
-def measure(repeats: int, jobs: int) -> dict[str, list[float]]:
+def measure_study(repeats: int, jobs: int) -> dict[str, list[float]]:
     """Returns the seconds of the study by kind, turn by turn."""
     flags: dict[str, list[str]] = {"serial": [], f"{jobs} jobs": ["--jobs", str(jobs)]}
     seconds: dict[str, list[float]] = {}
@@ -78,12 +78,16 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     arguments = parser.parse_args()
     jobs = arguments.jobs
-    seconds = measure(arguments.repeats, jobs)
+    seconds = measure_study(arguments.repeats, jobs)
     for name, turns in seconds.items():
-        report({"benchmark": "jobs", "kind": name, "seconds": spread(turns)})
+        print_record(
+            {"benchmark": "jobs", "kind": name, "seconds": summarize_spread(turns)}
+        )
     for kind in ("cold", "warm"):
         speedup = ratios(seconds[f"{jobs} jobs, {kind}"], seconds[f"serial, {kind}"])
-        report({"benchmark": "jobs", "kind": kind, "jobs": jobs, "times": speedup})
+        print_record(
+            {"benchmark": "jobs", "kind": kind, "jobs": jobs, "times": speedup}
+        )
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.measure import report, spread, table
+from benchmarks.measure import format_rows, print_record, summarize_spread
 
 PROGRAM = ["-m", "experiments.run"]
 BARE = {
@@ -106,9 +106,9 @@ def main() -> None:
     def add_row(
         name: str, kind: str, ends: list[float], first_lines: list[float] | None = None
     ) -> None:
-        end_spread = spread(ends)
-        first_spread = None if first_lines is None else spread(first_lines)
-        report(
+        end_spread = summarize_spread(ends)
+        first_spread = None if first_lines is None else summarize_spread(first_lines)
+        print_record(
             {"command": name, "cache": kind, "end": end_spread, "first": first_spread}
         )
         rows.append([name, kind, first_spread or "", end_spread])
@@ -125,12 +125,14 @@ def main() -> None:
                 time_turn(task, flags.steps, flags.first) for _ in range(flags.repeats)
             ]
         except RuntimeError as error:
-            report({"command": task, "left_out": str(error)})
+            print_record({"command": task, "left_out": str(error)})
             continue
         for kind in KINDS:
             first_lines = [turn[kind].first_line for turn in turns]
             add_row(task, kind, [turn[kind].end for turn in turns], first_lines)
-    print(table(["command", "cache", "to the first line, s", "to the end, s"], rows))
+    print(
+        format_rows(["command", "cache", "to the first line, s", "to the end, s"], rows)
+    )
 
 
 if __name__ == "__main__":

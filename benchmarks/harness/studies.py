@@ -199,7 +199,7 @@ def _curve(config: StudyConfig, run_set: RunSet) -> Curve:
     return Curve(run_set.variant.label, run_set.point, [], {}, None, {})
 
 
-def table(report: Report, old_rows: Sequence[Mapping[str, str]]) -> str:
+def update_table(report: Report, old_rows: Sequence[Mapping[str, str]]) -> str:
     """Returns a table with a report's figures; other columns keep their old values.
 
     Columns of modelled times are left out if the report has none.
@@ -238,7 +238,7 @@ def rewrite(folder: Path) -> list[Path]:
         names = (folder.name + suffix, folder.name)
         preset = next((name for name in names if name in presets.NAMES), "")
         flags = FLAGS.get(folder.name, f"--preset {preset}")
-        config = configs.read(shlex.split(flags))
+        config = configs.read_command_line(shlex.split(flags))
         curve_path = folder / "curves.jsonl"
         curve_lines = evaluations(curve_path) if curve_path.exists() else []
         report = make_report(config, _read_finals(record), curve_lines)
@@ -247,7 +247,7 @@ def rewrite(folder: Path) -> list[Path]:
         path = folder / f"table{suffix}.csv"
         if path.exists():
             text = io.StringIO(path.read_text("utf-8"), newline="")
-            files.write(path, table(report, list(csv.DictReader(text))))
+            files.write(path, update_table(report, list(csv.DictReader(text))))
             written.append(path)
         written += _redraw_figures(report, folder, suffix)
     return written
@@ -303,7 +303,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for path in written:
         print(path)
     if not folders:
-        print(headline.write(FOLDER / JOINED[0]))
+        print(headline.write_headline(FOLDER / JOINED[0]))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ NO_LIMIT = 100_000
 ROOT = Path(__file__).parents[2]
 
 
-class Link:
+class NetworkLink:
     """Hosts and the road between them; removed when a `with` ends.
 
     Args:
@@ -39,7 +39,7 @@ class Link:
         names = [f"slow-link-{os.getpid()}-{end}" for end in [*range(hosts), "road"]]
         *self._hosts, self._road = names
 
-    def __enter__(self) -> "Link":
+    def __enter__(self) -> "NetworkLink":
         with ExitStack() as undo:  # undoes everything if a step fails
             undo.callback(self._remove)
             self._make()

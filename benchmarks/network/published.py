@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 
 import syncalgos
-from benchmarks.measure import report, table_of_records
+from benchmarks.measure import print_record, table_of_records
 from syncalgos import Strategy
 from syncalgos.network import Network, Sends, cost, parse, sends, wall_clock
 
@@ -34,7 +34,7 @@ BACKWARD = 2 / 3  # of a local step
 MAX_BANDWIDTH = 1e15  # bytes per second, more than any link
 
 
-class Model(NamedTuple):
+class PublishedModel(NamedTuple):
     """A model of the table: params, layers, and seconds of a local step."""
 
     params: float
@@ -42,7 +42,7 @@ class Model(NamedTuple):
     seconds: float
 
 
-class Method(NamedTuple):
+class PublishedMethod(NamedTuple):
     """A row of the table: (period, fragments) -> the strategy, and its delay."""
 
     make_strategy: Callable[[int, int], Strategy]
@@ -52,20 +52,22 @@ class Method(NamedTuple):
 # Params are bfloat16. Anchors are float32, so pseudo-gradients are, too, unless a
 # reducer rounds them.
 METHODS = {
-    "data-parallel": Method(lambda *_: syncalgos.sync_sgd()),
-    "DiLoCo": Method(lambda period, _: syncalgos.diloco(period, reduce="bf16")),
-    "streaming": Method(
+    "data-parallel": PublishedMethod(lambda *_: syncalgos.sync_sgd()),
+    "DiLoCo": PublishedMethod(
+        lambda period, _: syncalgos.diloco(period, reduce="bf16")
+    ),
+    "streaming": PublishedMethod(
         lambda period, parts: syncalgos.streaming_diloco(
             period, fragments=parts, reduce="bf16"
         )
     ),
-    "streaming, a step late": Method(
+    "streaming, a step late": PublishedMethod(
         lambda period, parts: syncalgos.streaming_diloco(
             period, fragments=parts, delay=1, reduce="bf16"
         ),
         1,
     ),
-    "streaming, a step late, 4 bits": Method(
+    "streaming, a step late, 4 bits": PublishedMethod(
         lambda period, parts: syncalgos.streaming_diloco(
             period, fragments=parts, delay=1, reduce="int4"
         ),
@@ -73,9 +75,9 @@ METHODS = {
     ),
 }
 MODELS = {
-    "1B": Model(1e9, 24, 0.1),
-    "10B": Model(1e10, 48, 0.8),
-    "100B": Model(1e11, 108, 4.9),
+    "1B": PublishedModel(1e9, 24, 0.1),
+    "10B": PublishedModel(1e10, 48, 0.8),
+    "100B": PublishedModel(1e11, 108, 4.9),
 }
 PUBLISHED = {  # Gbit/s at SHARES, in the order of METHODS
     "1B": (
@@ -199,7 +201,7 @@ def find_least_bandwidth(is_enough: Callable[[float], bool]) -> float:
 
 
 @cache
-def count_sends_of_two(model: Model, method: Method) -> Sends:
+def count_sends_of_two(model: PublishedModel, method: PublishedMethod) -> Sends:
     """Returns the sends of each of two workers in four rounds."""
     layer = jax.ShapeDtypeStruct((int(model.params) // model.layers,), jnp.bfloat16)
     fragments = model.layers // 3  # of three layers, as in the paper
@@ -208,7 +210,9 @@ def count_sends_of_two(model: Model, method: Method) -> Sends:
     return count_sends(strategy, [layer] * model.layers, workers=2, steps=4 * period)
 
 
-def bandwidths(model: Model, method: Method, hidden: float = 0.0) -> list[float]:
+def bandwidths(
+    model: PublishedModel, method: PublishedMethod, hidden: float = 0.0
+) -> list[float]:
     """Returns the Gbit/s at which two workers compute for each of SHARES.
 
     Args:
@@ -243,7 +247,7 @@ def model_bmuf() -> dict[int, float]:
     return {workers: speed_up(workers, fitted) for workers in BMUF}
 
 
-def rows() -> Iterator[dict[str, Any]]:
+def model_rows() -> Iterator[dict[str, Any]]:
     """Yields published figures with the modelled ones."""
     shares = ", ".join(f"{share:.0%}" for share in SHARES)
     for name, model in MODELS.items():
@@ -278,7 +282,7 @@ def main() -> None:
     """Prints the records and their table."""
     about = "Compare the model of time with published figures."
     argparse.ArgumentParser(description=about).parse_args()
-    records = [report({"benchmark": "published", **row}) for row in rows()]
+    records = [print_record({"benchmark": "published", **row}) for row in model_rows()]
     columns = {head: partial(_format_field, field) for head, field in COLUMNS.items()}
     print(table_of_records({"figure": "figure", **columns}, records))
 

@@ -26,7 +26,7 @@ from math import ceil
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.measure import rates, ratios, report, table
+from benchmarks.measure import format_rows, print_record, rates, ratios
 from benchmarks.peers.setup import prepare
 
 ROOT = Path(__file__).parents[2]
@@ -89,7 +89,7 @@ def steps_for(peer: str, rate: float, workers: int) -> int:
     return chunk * max(1, ceil(INTENDED_SECONDS * rate / workers / chunk))
 
 
-def run(command: list[str], threads: int, timeout: float) -> float:
+def run_contestant(command: list[str], threads: int, timeout: float) -> float:
     """Returns the seconds that a contestant's process reports.
 
     Args:
@@ -132,7 +132,7 @@ def run(command: list[str], threads: int, timeout: float) -> float:
     return float(seconds[1])
 
 
-def measure(entry: Entry, turn: int, launch: list[str], timeout: float) -> None:
+def measure_entry(entry: Entry, turn: int, launch: list[str], timeout: float) -> None:
     """Measures once, reports it, and adds it to the entry."""
     peer = entry.contestant.peer
     algorithm = entry.contestant.algorithm
@@ -144,11 +144,11 @@ def measure(entry: Entry, turn: int, launch: list[str], timeout: float) -> None:
         steps = entry.steps[-1]
         module = f"benchmarks.peers.{SCRIPTS[peer].module}"
         task = [module, algorithm, str(workers), str(steps)]
-        seconds = run([*launch, "-m", *task], threads, timeout)
+        seconds = run_contestant([*launch, "-m", *task], threads, timeout)
         rate = steps * workers / seconds
         entry.steps.append(steps_for(peer, rate, workers))
     entry.seconds.append(1 / rate)
-    report(
+    print_record(
         {
             "benchmark": "peers",
             "turn": turn,
@@ -188,9 +188,9 @@ def attempt(
     peer = entry.contestant.peer
     launch = [*shlex.split(arguments.launcher), pythons[peer]]
     try:
-        measure(entry, turn, launch, arguments.timeout)
+        measure_entry(entry, turn, launch, arguments.timeout)
     except RuntimeError as error:
-        report(
+        print_record(
             {
                 "benchmark": "peers",
                 "peer": peer,
@@ -234,7 +234,7 @@ def summary(entries: list[Entry]) -> list[list]:
         if peer == "syncalgos" and best_torch is not None:
             ratio_to_best = rates(seconds, best_torch)
             record["to_best_torch"] = ratio_to_best
-        report(record)
+        print_record(record)
         rate = record["worker_steps_per_second"]
         rows.append([workers, peer, algorithm, rate, like, ratio, ratio_to_best])
     return rows
@@ -262,8 +262,8 @@ def main():
     environment = arguments.environment.absolute()
     versions, reasons = prepare(environment, arguments.exogym)
     for peer, reason in reasons.items():
-        report({"benchmark": "peers", "peer": peer, "skipped": reason})
-    report({"benchmark": "peers", "cores": os.cpu_count(), "versions": versions})
+        print_record({"benchmark": "peers", "peer": peer, "skipped": reason})
+    print_record({"benchmark": "peers", "cores": os.cpu_count(), "versions": versions})
     peer_python = str(environment / "bin" / "python")
     pythons = {**dict.fromkeys(versions, peer_python), "syncalgos": sys.executable}
     contestants = [x for x in CONTESTANTS if x.peer in pythons]
@@ -282,7 +282,7 @@ def main():
         "syncalgos : peer",
         "syncalgos : best of torch",
     ]
-    print(table(head, summary(measured_entries)))
+    print(format_rows(head, summary(measured_entries)))
 
 
 if __name__ == "__main__":

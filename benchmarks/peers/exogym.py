@@ -37,7 +37,7 @@ class Timed(Strategy):
         if self.local_step == work.WARMUP:
             self.start = time.perf_counter()
         if self.local_step == self.max_steps and self.rank == 0:
-            work.report(time.perf_counter() - self.start)
+            work.report_seconds(time.perf_counter() - self.start)
 
 
 class Reduce(Timed, SimpleReduceStrategy):

@@ -26,7 +26,7 @@ STRATEGIES = {
 
 
 def train(
-    task: work.Task, process_workers: slice = slice(None), **options: Any
+    task: work.PeerTask, process_workers: slice = slice(None), **options: Any
 ) -> float:
     """Trains; returns the seconds of all dispatches except the first.
 
@@ -41,7 +41,7 @@ def train(
     state = trainer.init(mlp.init(jax.random.key(0), work.SIZES))
     x, y = work.examples()
     data = trainer.place({"x": x, "y": y.astype(np.int32)})
-    rows = work.rows(DISPATCH + task.steps, task.workers)[:, process_workers]
+    rows = work.draw_rows(DISPATCH + task.steps, task.workers)[:, process_workers]
     dispatches = rows.astype(np.int32).reshape(-1, DISPATCH, rows[0].size)
     start = 0.0
     for i, dispatch in enumerate(dispatches):
@@ -55,7 +55,7 @@ def train(
 
 def main():
     jax.config.update("jax_num_cpu_devices", os.cpu_count())
-    work.report(train(work.task()))
+    work.report_seconds(train(work.task()))
 
 
 if __name__ == "__main__":

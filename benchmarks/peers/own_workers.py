@@ -18,13 +18,13 @@ ALONE = "alone:"  # before the name of an algorithm
 PATIENCE = 60  # seconds for the processes to find each other
 
 
-def train_devices(task: work.Task) -> None:
+def train_devices(task: work.PeerTask) -> None:
     """Trains on as many virtual devices as there are workers."""
     jax.config.update("jax_num_cpu_devices", task.workers)
-    work.report(own.train(task))
+    work.report_seconds(own.train(task))
 
 
-def train_process(number: int, task: work.Task, coordinator: str) -> None:
+def train_process(number: int, task: work.PeerTask, coordinator: str) -> None:
     """Trains one worker in one of several processes; the first process reports."""
     jax.config.update("jax_num_cpu_devices", 1)
     connect(coordinator, number, task.workers, PATIENCE)
@@ -34,11 +34,11 @@ def train_process(number: int, task: work.Task, coordinator: str) -> None:
         options = {"workers": 1, "devices": jax.local_devices()}
     seconds = own.train(task, slice(number, number + 1), **options)
     if number == 0:
-        work.report(seconds)
+        work.report_seconds(seconds)
     jax.distributed.shutdown()
 
 
-def train_processes(task: work.Task) -> None:
+def train_processes(task: work.PeerTask) -> None:
     """Trains with one process per worker."""
     coordinator = f"127.0.0.1:{free_port()}"
     context = multiprocessing.get_context("spawn")

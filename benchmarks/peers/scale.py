@@ -24,8 +24,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.measure import rates, ratios, report, table_of_records
-from benchmarks.peers.__main__ import MIN_SECONDS, run, steps_for
+from benchmarks.measure import print_record, rates, ratios, table_of_records
+from benchmarks.peers.__main__ import MIN_SECONDS, run_contestant, steps_for
 from benchmarks.peers.setup import prepare
 
 CORES = os.cpu_count() or 1
@@ -80,7 +80,7 @@ COLUMNS = {
 }
 
 
-class Case(NamedTuple):
+class ScaleCase(NamedTuple):
     """A case to measure; `form` is a name in FORMS."""
 
     algorithm: str
@@ -97,7 +97,7 @@ class Measurement(NamedTuple):
 
 def make_cases(
     algorithms: Sequence[str], workers: Sequence[int], torch: bool
-) -> list[Case]:
+) -> list[ScaleCase]:
     """All that is measured in a turn."""
     cases = []
     for algorithm, count, name in itertools.product(algorithms, workers, FORMS):
@@ -105,11 +105,13 @@ def make_cases(
         is_installed = torch or form.library != "torch"
         has_algorithm = algorithm in form.algorithms
         if is_installed and has_algorithm and count >= form.min_workers:
-            cases.append(Case(algorithm, name, count))
+            cases.append(ScaleCase(algorithm, name, count))
     return cases
 
 
-def measure(case: Case, steps: int, seconds: float, python: str) -> Measurement:
+def measure_case(
+    case: ScaleCase, steps: int, seconds: float, python: str
+) -> Measurement:
     """Measures once, and again with more steps if it took less than `seconds`.
 
     Raises:
@@ -123,10 +125,10 @@ def measure(case: Case, steps: int, seconds: float, python: str) -> Measurement:
     while True:
         command = ["env", f"NPROC={threads}", python, "-m", *words, str(steps)]
         try:
-            run_seconds = run(command, 1, timeout=180)
+            run_seconds = run_contestant(command, 1, timeout=180)
         except RuntimeError as error:
             failures += 1  # PyTorch with two workers aborted occasionally
-            report({"benchmark": "scale", "case": case, "failed": str(error)})
+            print_record({"benchmark": "scale", "case": case, "failed": str(error)})
             if failures == TRIES:
                 raise
             continue
@@ -137,10 +139,10 @@ def measure(case: Case, steps: int, seconds: float, python: str) -> Measurement:
 
 
 def measure_all(
-    cases: Sequence[Case], repeats: int, seconds: float, pythons: Mapping[str, str]
-) -> dict[Case, list[float]]:
+    cases: Sequence[ScaleCase], repeats: int, seconds: float, pythons: Mapping[str, str]
+) -> dict[ScaleCase, list[float]]:
     """Returns the seconds per worker-step by case, each (repeats,)."""
-    seconds_by_case: dict[Case, list[float]] = {case: [] for case in cases}
+    seconds_by_case: dict[ScaleCase, list[float]] = {case: [] for case in cases}
     steps = {}
     for case in cases:
         steps[case] = 64
@@ -149,14 +151,16 @@ def measure_all(
     for turn in range(repeats):
         for case in cases[:: -1 if turn % 2 else 1]:
             python = pythons[FORMS[case.form].library]
-            measurement = measure(case, steps[case], seconds, python)
+            measurement = measure_case(case, steps[case], seconds, python)
             steps[case] = measurement.steps
             worker_steps = measurement.steps * case.workers
             seconds_by_case[case].append(measurement.seconds / worker_steps)
     return seconds_by_case
 
 
-def summary(case: Case, seconds_by_case: Mapping[Case, list[float]]) -> dict[str, Any]:
+def summary(
+    case: ScaleCase, seconds_by_case: Mapping[ScaleCase, list[float]]
+) -> dict[str, Any]:
     """Returns the record of a case over all turns."""
     seconds = seconds_by_case[case]
     record = {
@@ -171,7 +175,7 @@ def summary(case: Case, seconds_by_case: Mapping[Case, list[float]]) -> dict[str
         "efficiency": "",
     }
     base_form = "PyTorch" if case.form == "PyTorch" else "devices"
-    base = Case(case.algorithm, base_form, workers=1)
+    base = ScaleCase(case.algorithm, base_form, workers=1)
     if base in seconds_by_case:
         ideal = min(case.workers, CORES)
         record["times"] = ratios(seconds, seconds_by_case[base])
@@ -202,10 +206,14 @@ def main() -> None:
         directory = flags.environment.absolute()
         versions, reasons = prepare(directory, peers=["torch"])
         pythons |= dict.fromkeys(versions, str(directory / "bin" / "python"))
-        report({"benchmark": "scale", "versions": versions, "skipped": reasons})
+        print_record({"benchmark": "scale", "versions": versions, "skipped": reasons})
     cases = make_cases(flags.algos, flags.workers, torch="torch" in pythons)
     seconds = measure_all(cases, flags.repeats, flags.seconds, pythons)
-    print(table_of_records(COLUMNS, [report(summary(case, seconds)) for case in cases]))
+    print(
+        table_of_records(
+            COLUMNS, [print_record(summary(case, seconds)) for case in cases]
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ class Output(NamedTuple):
     reason: str
 
 
-class Peers(NamedTuple):
+class PeerSetups(NamedTuple):
     """Peers after an installation.
 
     Attributes:
@@ -41,7 +41,7 @@ class Peers(NamedTuple):
 
 def prepare(
     directory: Path, exogym: str | None = None, peers: Iterable[str] = MODULES
-) -> Peers:
+) -> PeerSetups:
     """Makes the environment if there is none, and installs the missing peers.
 
     Args:
@@ -72,18 +72,18 @@ def prepare(
         reasons[peer] = reason
         if peer == "torch":  # the others cannot run without it
             break
-    return Peers(versions, reasons)
+    return PeerSetups(versions, reasons)
 
 
 def require(python: Path, peer: str, alternatives: list[list[list[str]]]) -> Output:
     """Returns a peer's version, after installing it if needed; or "" and the reason."""
     version_command = [str(python), "-c", VERSION, peer, MODULES[peer]]
-    output = run(version_command)
+    output = run_command(version_command)
     for installs in alternatives:
         if output.text:
             break
         reason = install(python, installs)
-        output = Output("", reason) if reason else run(version_command)
+        output = Output("", reason) if reason else run_command(version_command)
     return output
 
 
@@ -91,13 +91,13 @@ def install(python: Path, installs: list[list[str]]) -> str:
     """Runs pip with each list of arguments; returns the first error, or ""."""
     for arguments in installs:
         pip = [str(python), "-m", "pip", "install", "-q", "--retries", "1"]
-        _, reason = run([*pip, *arguments])
+        _, reason = run_command([*pip, *arguments])
         if reason:
             return reason
     return ""
 
 
-def run(command: list[str]) -> Output:
+def run_command(command: list[str]) -> Output:
     """Returns a command's output; if it fails, "" and the last line of its errors."""
     try:
         process = subprocess.run(command, capture_output=True, text=True, timeout=900)

@@ -48,7 +48,7 @@ def train(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     rank: int,
-    task: work.Task,
+    task: work.PeerTask,
     sync: Callable[[], None] = lambda: None,
     wait: Callable[[], None] = lambda: None,
 ) -> None:
@@ -63,7 +63,9 @@ def train(
         wait: function to call before the clock is read, if steps do not wait for all.
     """
     x, y = map(torch.from_numpy, work.examples())
-    rows = torch.from_numpy(work.rows(work.WARMUP + task.steps, task.workers)[:, rank])
+    rows = torch.from_numpy(
+        work.draw_rows(work.WARMUP + task.steps, task.workers)[:, rank]
+    )
     start = 0.0
     for step, row in enumerate(rows):
         if step == work.WARMUP:
@@ -75,10 +77,10 @@ def train(
         sync()
     wait()
     if rank == 0:
-        work.report(time.perf_counter() - start)
+        work.report_seconds(time.perf_counter() - start)
 
 
-def worker(rank: int, task: work.Task, port: int) -> None:
+def worker(rank: int, task: work.PeerTask, port: int) -> None:
     """Trains one worker in its process."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("gloo", rank=rank, world_size=task.workers)

@@ -54,7 +54,7 @@ def make_manager(
     )
 
 
-def train_managed(rank: int, task: work.Task, lighthouse: str) -> None:
+def train_managed(rank: int, task: work.PeerTask, lighthouse: str) -> None:
     """Trains one worker with the task's algorithm."""
     model = network()
     is_ddp = task.algorithm == "ddp"

@@ -20,7 +20,7 @@ OUTER_MOMENTUM = 0.9
 WARMUP = PERIOD  # steps before the clock starts; syncalgos uses a whole dispatch
 
 
-class Task(NamedTuple):
+class PeerTask(NamedTuple):
     """A task to measure; steps is a multiple of PERIOD."""
 
     algorithm: str
@@ -28,13 +28,13 @@ class Task(NamedTuple):
     steps: int
 
 
-def task() -> Task:
+def task() -> PeerTask:
     """Returns the task on the command line."""
     parser = argparse.ArgumentParser(description="One measurement of benchmarks.peers.")
     parser.add_argument("algorithm")
     parser.add_argument("workers", type=int)
     parser.add_argument("steps", type=int)
-    return Task(**vars(parser.parse_args()))
+    return PeerTask(**vars(parser.parse_args()))
 
 
 def examples() -> tuple[np.ndarray, np.ndarray]:
@@ -44,11 +44,11 @@ def examples() -> tuple[np.ndarray, np.ndarray]:
     return x, rng.integers(0, SIZES[-1], EXAMPLES)
 
 
-def rows(steps: int, workers: int) -> np.ndarray:
+def draw_rows(steps: int, workers: int) -> np.ndarray:
     """Returns rows of examples, (steps, workers, batch), equal for all contestants."""
     return np.random.default_rng(1).integers(0, EXAMPLES, (steps, workers, BATCH))
 
 
-def report(seconds: float) -> None:
+def report_seconds(seconds: float) -> None:
     """Prints the seconds of the steps after the warm-up, for the parent process."""
     print(json.dumps({"seconds": seconds}), flush=True)

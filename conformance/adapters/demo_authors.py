@@ -5,10 +5,10 @@ import torch
 
 from conformance.adapters.local_steps import Vectors, read_settings
 from conformance.adapters.processes import in_processes
-from conformance.adapters.rows import Project, Row, add_checkout
+from conformance.adapters.rows import AgreementRow, Project, add_checkout
 from conformance.adapters.torch_models import (
     HeavyBall,
-    Model,
+    TorchModel,
     follow_gradients,
 )
 
@@ -21,7 +21,7 @@ def train(worker: int, vectors: Vectors, takes_sign: bool):
     if not takes_sign:
         torch.Tensor.sign_ = lambda x: x
     settings = read_settings(vectors)
-    model = Model(vectors, least_axes=1)
+    model = TorchModel(vectors, least_axes=1)
     rate = settings["learning_rate"] or 1.0
     optimizer = demo.DeMo(
         model.parameters(),
@@ -41,13 +41,13 @@ PROJECT = Project(
     "DeMo (authors)",
     COMMIT,
     [
-        Row(
+        AgreementRow(
             "DeMo",
             "demo.sign",
             in_processes(train, True),
             help="the heavy ball takes its sign, and one axis for the scalar",
         ),
-        Row(
+        AgreementRow(
             "DeMo without sign_",
             "demo",
             in_processes(train, False),

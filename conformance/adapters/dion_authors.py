@@ -17,7 +17,7 @@ from conformance.adapters.local_steps import (
     split_leaves,
 )
 from conformance.adapters.processes import in_processes
-from conformance.adapters.rows import Cause, Project, Row, add_checkout
+from conformance.adapters.rows import AgreementRow, Cause, Project, add_checkout
 from conformance.adapters.torch_models import HeavyBall, list_gradients
 
 os.environ["TORCHDYNAMO_DISABLE"] = "1"  # it needs a compiler otherwise
@@ -123,7 +123,7 @@ LONGER_SIDE = Cause(
 
 def rows():
     for kind in MODULES:
-        yield Row(
+        yield AgreementRow(
             f"{kind} Dion, P of the inputs",
             "dion",
             in_processes(train, kind, True, True),
@@ -132,7 +132,7 @@ def rows():
         )
         for is_transposed in (True, False):
             shape = "outputs, inputs" if is_transposed else "inputs, outputs"
-            yield Row(
+            yield AgreementRow(
                 f"{kind} Dion, matrix ({shape})",
                 "dion",
                 in_processes(train, kind, is_transposed, False),

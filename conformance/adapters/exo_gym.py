@@ -13,10 +13,10 @@ from conformance.adapters.local_steps import (
     split_leaves,
 )
 from conformance.adapters.processes import in_processes
-from conformance.adapters.rows import Cause, Project, Row, add_checkout
+from conformance.adapters.rows import AgreementRow, Cause, Project, add_checkout
 from conformance.adapters.torch_models import (
     HeavyBall,
-    Model,
+    TorchModel,
     follow_gradients,
 )
 
@@ -43,13 +43,13 @@ def train(strategy, model, worker: int, vectors: Vectors, first_count: int = 0):
 
 def all_reduce(worker: int, vectors: Vectors):
     strategy = SimpleReduceStrategy(optim_spec=make_spec(vectors))
-    return train(strategy, Model(vectors), worker, vectors)
+    return train(strategy, TorchModel(vectors), worker, vectors)
 
 
 def fedavg(worker: int, vectors: Vectors, argument: str, first_count: int):
     period = read_settings(vectors)["period"]
     strategy = FedAvgStrategy(**{argument: make_spec(vectors)}, H=period)
-    return train(strategy, Model(vectors), worker, vectors, first_count)
+    return train(strategy, TorchModel(vectors), worker, vectors, first_count)
 
 
 def diloco(
@@ -65,7 +65,7 @@ def diloco(
     if copies_params:
         diloco_module.DiLoCoCommunicator._synchronize_master_model = copy_master
     strategy = DiLoCoStrategy(make_spec(vectors), outer, H=settings["period"])
-    return train(strategy, Model(vectors), worker, vectors, first_count)
+    return train(strategy, TorchModel(vectors), worker, vectors, first_count)
 
 
 def copy_master(communicator, model):
@@ -95,7 +95,7 @@ class ChosenEntries:
 def sparta(worker: int, vectors: Vectors):
     density = read_settings(vectors)["density"]
     strategy = SPARTAStrategy(optim_spec=make_spec(vectors), p_sparta=density)
-    model = Model(vectors)
+    model = TorchModel(vectors)
     for communicator in strategy.communication_modules:
         communicator.index_selector = ChosenEntries(model, vectors)
     return train(strategy, model, worker, vectors)
@@ -110,7 +110,7 @@ def demo(worker: int, vectors: Vectors):
     )
     rate = settings["learning_rate"]
     strategy.strategy_config = SimpleNamespace(optimizer_kwargs={"lr": rate})
-    model = Model(vectors, least_axes=1)
+    model = TorchModel(vectors, least_axes=1)
     strategy._init_node(model, worker, vectors["workers"])
     heavy_ball = HeavyBall(model.parameters(), vectors, rate)
     return follow_gradients(
@@ -143,47 +143,49 @@ PROJECT = Project(
     "EXO Gym",
     COMMIT,
     [
-        Row("SimpleReduceStrategy", "sync_sgd", in_processes(all_reduce)),
-        Row(
+        AgreementRow("SimpleReduceStrategy", "sync_sgd", in_processes(all_reduce)),
+        AgreementRow(
             "FedAvgStrategy(optim_spec)",
             "model_averaging",
             in_processes(fedavg, "optim_spec", 0),
             cause=LONG_ROUND,
         ),
-        Row(
+        AgreementRow(
             "FedAvgStrategy(optim_spec), counter from 1",
             "model_averaging",
             in_processes(fedavg, "optim_spec", 1),
             help=COUNTER,
         ),
-        Row(
+        AgreementRow(
             "FedAvgStrategy(inner_optim), counter from 1",
             "model_averaging",
             in_processes(fedavg, "inner_optim", 1),
             help=COUNTER,
             cause=IGNORED,
         ),
-        Row("DiLoCoStrategy", "diloco", in_processes(diloco, 0), cause=LONG_ROUND),
-        Row(
+        AgreementRow(
+            "DiLoCoStrategy", "diloco", in_processes(diloco, 0), cause=LONG_ROUND
+        ),
+        AgreementRow(
             "DiLoCoStrategy, counter from 1",
             "diloco",
             in_processes(diloco, 1),
             help=COUNTER,
             cause=SHARED_MEMORY,
         ),
-        Row(
+        AgreementRow(
             "DiLoCoStrategy, counter from 1, params copied",
             "diloco",
             in_processes(diloco, 1, True),
             help=f"{COUNTER}, and .clone() after .to(device)",
         ),
-        Row(
+        AgreementRow(
             "SPARTAStrategy",
             "sparta",
             in_processes(sparta),
             help="the file's choice of entries as its selector",
         ),
-        Row(
+        AgreementRow(
             "DeMoStrategy",
             "demo.sign",
             in_processes(demo),

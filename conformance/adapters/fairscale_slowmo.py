@@ -10,14 +10,19 @@ from fairscale.experimental.nn.data_parallel import (
 
 from conformance.adapters.local_steps import Vectors, find_rate, read_settings
 from conformance.adapters.processes import in_processes
-from conformance.adapters.rows import Cause, Project, Row
-from conformance.adapters.torch_models import Model, flatten, list_gradients, make_sgd
+from conformance.adapters.rows import AgreementRow, Cause, Project
+from conformance.adapters.torch_models import (
+    TorchModel,
+    flatten,
+    list_gradients,
+    make_sgd,
+)
 
 
 def slowmo(worker: int, vectors: Vectors, is_memory_efficient: bool, inits_first: bool):
     torch.cuda.synchronize = lambda *args: None  # which it calls on CPUs, too
     settings = read_settings(vectors)
-    model = Model(vectors, dtype=torch.float32)
+    model = TorchModel(vectors, dtype=torch.float32)
     parallel = SlowMoDistributedDataParallel(
         model,
         nprocs_per_node=1,
@@ -61,14 +66,14 @@ def rows():
     for file in ("slowmo", "slowmo.constant_rate"):
         for is_memory_efficient, cause in ((True, LATE), (False, UNEQUAL)):
             name = f"SlowMo(slowmo_memory_efficient={is_memory_efficient})"
-            yield Row(
+            yield AgreementRow(
                 f"{name}, buffers first",
                 file,
                 in_processes(slowmo, is_memory_efficient, True),
                 1e-5,
                 EARLY,
             )
-            yield Row(
+            yield AgreementRow(
                 name,
                 file,
                 in_processes(slowmo, is_memory_efficient, False),

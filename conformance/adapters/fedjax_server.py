@@ -26,7 +26,7 @@ from conformance.adapters.local_steps import (  # noqa: E402
     follow_server,
     read_settings,
 )
-from conformance.adapters.rows import Cause, Project, Row  # noqa: E402
+from conformance.adapters.rows import AgreementRow, Cause, Project  # noqa: E402
 
 
 def compute_mean_gradient(params, batch, key):
@@ -130,35 +130,37 @@ PROJECT = Project(
     "FedJAX",
     version("fedjax"),
     [
-        Row("fed_avg, server sgd(1)", "model_averaging", partial(serve, make_sgd)),
-        Row(
+        AgreementRow(
+            "fed_avg, server sgd(1)", "model_averaging", partial(serve, make_sgd)
+        ),
+        AgreementRow(
             "fed_avg, server sgd(momentum)", "bmuf.plain", partial(serve, make_momentum)
         ),
-        Row(
+        AgreementRow(
             "fed_avg, server sgd(nesterov)",
             "diloco",
             partial(serve, make_nesterov),
         ),
-        Row(
+        AgreementRow(
             "fed_avg, server adam",
             "fedopt",
             partial(serve, make_adam),
             cause=CORRECTED,
         ),
-        Row(
+        AgreementRow(
             "fed_avg, server adam, v from τ²",
             "fedopt",
             partial(serve, make_adam, starts_v_at_tau2=True),
             help="v set to τ² before the first round",
             cause=CORRECTED,
         ),
-        Row(
+        AgreementRow(
             "fed_avg, server yogi",
             "fedopt.yogi",
             partial(serve, make_yogi),
             cause=YOGI,
         ),
-        Row(
+        AgreementRow(
             "fed_avg, server adagrad",
             "fedopt.adagrad",
             partial(serve, make_adagrad),

@@ -29,7 +29,7 @@ from conformance.adapters.local_steps import (
     read_settings,
     split_leaves,
 )
-from conformance.adapters.rows import Cause, Project, Row
+from conformance.adapters.rows import AgreementRow, Cause, Project
 
 logging.getLogger("flwr").setLevel(logging.ERROR)
 
@@ -164,7 +164,7 @@ REPLIES = "replies without its network"
 
 def rows_of_serverapp():
     """Yields the rows of the strategies that take replies."""
-    yield Row(
+    yield AgreementRow(
         "serverapp FedAvg",
         "model_averaging",
         partial(serve_replies, make_new_fedavg),
@@ -177,9 +177,9 @@ def rows_of_serverapp():
     ):
         name = f"serverapp {strategy.__name__}"
         run = partial(serve_replies, partial(make_new_adaptive, strategy))
-        yield Row(name, file, run, help=REPLIES, cause=cause)
+        yield AgreementRow(name, file, run, help=REPLIES, cause=cause)
         if cause is V_FROM_0:
-            yield Row(
+            yield AgreementRow(
                 f"{name}, v from τ²",
                 file,
                 partial(run, starts_v_at_tau2=True),
@@ -191,38 +191,40 @@ PROJECT = Project(
     "Flower",
     flwr.__version__,
     [
-        Row("FedAvg", "model_averaging", partial(serve, make_fedavg)),
-        Row(
+        AgreementRow("FedAvg", "model_averaging", partial(serve, make_fedavg)),
+        AgreementRow(
             "FedAvg(inplace=False)",
             "model_averaging",
             partial(serve, partial(make_fedavg, inplace=False)),
         ),
-        Row("FedAvgM", "bmuf.plain", partial(serve, make_fedavgm)),
-        Row("FedAdam", "fedopt", partial(serve, make_adam), cause=EXPONENT),
-        Row(
+        AgreementRow("FedAvgM", "bmuf.plain", partial(serve, make_fedavgm)),
+        AgreementRow("FedAdam", "fedopt", partial(serve, make_adam), cause=EXPONENT),
+        AgreementRow(
             "FedAdam, v from τ²",
             "fedopt",
             partial(serve, make_adam, starts_v_at_tau2=True),
             help=FROM_TAU2,
             cause=EXPONENT_ALONE,
         ),
-        Row(
+        AgreementRow(
             "FedAdam, v from τ², rounds from 10⁷",
             "fedopt",
             partial(serve, make_adam, first_round=10**7, starts_v_at_tau2=True),
             help=f"{FROM_TAU2}, and rounds so late that nothing is corrected",
         ),
-        Row("FedYogi", "fedopt.yogi", partial(serve, make_yogi), cause=V_FROM_0),
-        Row(
+        AgreementRow(
+            "FedYogi", "fedopt.yogi", partial(serve, make_yogi), cause=V_FROM_0
+        ),
+        AgreementRow(
             "FedYogi, v from τ²",
             "fedopt.yogi",
             partial(serve, make_yogi, starts_v_at_tau2=True),
             help=FROM_TAU2,
         ),
-        Row(
+        AgreementRow(
             "FedAdagrad", "fedopt.adagrad", partial(serve, make_adagrad), cause=V_FROM_0
         ),
-        Row(
+        AgreementRow(
             "FedAdagrad, v from τ²",
             "fedopt.adagrad",
             partial(serve, make_adagrad, starts_v_at_tau2=True),

@@ -24,12 +24,12 @@ from conformance.adapters.local_steps import (
     follow_server,
     read_settings,
 )
-from conformance.adapters.rows import Cause, Project, Row
-from conformance.adapters.torch_models import Model, flatten, list_gradients
+from conformance.adapters.rows import AgreementRow, Cause, Project
+from conformance.adapters.torch_models import TorchModel, flatten, list_gradients
 
 
 def make_model(vectors: Vectors, vector: np.ndarray):
-    model = Model(vectors)
+    model = TorchModel(vectors)
     torch.nn.utils.vector_to_parameters(torch.tensor(vector), model.parameters())
     return model
 
@@ -38,7 +38,7 @@ def serve(make_server, vectors: Vectors, prepare=None):
     """Runs a server made of a model, clients and settings, after `prepare`."""
     clients = [None] * vectors["workers"]
     settings = read_settings(vectors)
-    server = make_server(Model(vectors), clients, settings)
+    server = make_server(TorchModel(vectors), clients, settings)
     if prepare is not None:
         prepare(server, settings)
 
@@ -104,7 +104,7 @@ def run_rounds(classes, vectors: Vectors, make_options=None, prepare=None):
     client_class, server_class = classes
     settings = read_settings(vectors)
     workers = range(vectors["workers"])
-    server = server_class(Model(vectors), None, [], weighted=False)
+    server = server_class(TorchModel(vectors), None, [], weighted=False)
     clients = []
     for worker in workers:
         options = make_options(settings) if make_options is not None else {}
@@ -227,28 +227,30 @@ FROM_TAU2 = "v_t filled with τ² before the first round"
 
 
 def rows():
-    yield Row("Server (FedAVG)", "model_averaging", partial(serve, make_fedavg))
-    yield Row(
+    yield AgreementRow(
+        "Server (FedAVG)", "model_averaging", partial(serve, make_fedavg)
+    )
+    yield AgreementRow(
         "FedAVGMServer", "bmuf.plain", partial(serve, make_fedavgm), cause=FIRST_ROUND
     )
-    yield Row(
+    yield AgreementRow(
         "FedAVGMServer, momentum from 0",
         "bmuf.plain",
         partial(serve, make_fedavgm, prepare=start_momentum),
         help="momentum_vector set to 0 before the first round, and the rate of the "
         "base class's average to the file's",
     )
-    yield Row(
+    yield AgreementRow(
         "SCAFFOLD",
         "scaffold.constant_rate",
         partial(run_rounds, (SCAFFOLDClient, SCAFFOLDServer)),
     )
-    yield Row(
+    yield AgreementRow(
         "FedProx",
         "fedprox",
         partial(run_rounds, (FedProxClient, Server), make_options=make_proximal),
     )
-    yield Row(
+    yield AgreementRow(
         "FedDyn(clipping=0)",
         "feddyn",
         partial(
@@ -260,7 +262,7 @@ def rows():
         help="the clients' weights set to 1",
         cause=WRONG_SIGN,
     )
-    yield Row(
+    yield AgreementRow(
         "FedDyn(clipping=0), sum of moves turned",
         "feddyn",
         partial(
@@ -272,8 +274,10 @@ def rows():
         help="the clients' weights set to 1; prev_grads as the authors' code has it",
     )
     for file in ("fedopt", "fedopt.yogi", "fedopt.adagrad"):
-        yield Row("FedOptServer", file, partial(serve, make_fedopt), cause=V_FROM_0)
-        yield Row(
+        yield AgreementRow(
+            "FedOptServer", file, partial(serve, make_fedopt), cause=V_FROM_0
+        )
+        yield AgreementRow(
             "FedOptServer, v from τ²",
             file,
             partial(serve, make_fedopt, prepare=start_at_tau2),
@@ -282,7 +286,7 @@ def rows():
         )
     # From here on, the base class averages at rate 1.
     for file in ("fedopt", "fedopt.yogi", "fedopt.adagrad"):
-        yield Row(
+        yield AgreementRow(
             "FedOptServer, v from τ², average at rate 1",
             file,
             partial(serve, make_fedopt, prepare=start_at_tau2_and_average),

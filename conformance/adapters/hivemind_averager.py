@@ -8,9 +8,9 @@ from hivemind import DHT, TrainingAverager
 
 from conformance.adapters.local_steps import Vectors, read_settings
 from conformance.adapters.processes import in_processes
-from conformance.adapters.rows import Project, Row
+from conformance.adapters.rows import AgreementRow, Project
 from conformance.adapters.torch_models import (
-    Model,
+    TorchModel,
     flatten,
     list_gradients,
     make_sgd,
@@ -21,7 +21,7 @@ from conformance.adapters.torch_models import (
 def train(worker: int, vectors: Vectors, port: int):
     workers = vectors["workers"]
     period = read_settings(vectors)["period"]
-    model = Model(vectors)
+    model = TorchModel(vectors)
     optimizer = make_sgd(model.parameters(), vectors)
     store = dist.TCPStore("localhost", port, is_master=worker == 0)
     first_peers = [store.get("address").decode()] if worker else []
@@ -56,7 +56,7 @@ PROJECT = Project(
     "hivemind",
     version("hivemind"),
     [
-        Row(
+        AgreementRow(
             "TrainingAverager every period",
             "model_averaging",
             in_processes(train, has_group=False),

@@ -8,12 +8,17 @@ from accelerate.local_sgd import LocalSGD
 
 from conformance.adapters.local_steps import Vectors, read_settings
 from conformance.adapters.processes import in_processes
-from conformance.adapters.rows import Project, Row
-from conformance.adapters.torch_models import Model, flatten, list_gradients, make_sgd
+from conformance.adapters.rows import AgreementRow, Project
+from conformance.adapters.torch_models import (
+    TorchModel,
+    flatten,
+    list_gradients,
+    make_sgd,
+)
 
 
 def local_sgd(worker: int, vectors: Vectors):
-    model = Model(vectors)
+    model = TorchModel(vectors)
     accelerator = Accelerator(cpu=True)
     parallel, optimizer = accelerator.prepare(
         model, make_sgd(model.parameters(), vectors)
@@ -36,5 +41,5 @@ def local_sgd(worker: int, vectors: Vectors):
 PROJECT = Project(
     "accelerate",
     version("accelerate"),
-    [Row("LocalSGD", "model_averaging", in_processes(local_sgd))],
+    [AgreementRow("LocalSGD", "model_averaging", in_processes(local_sgd))],
 )

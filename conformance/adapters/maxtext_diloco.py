@@ -22,7 +22,7 @@ from conformance.adapters.local_steps import (
     read_settings,
     split_leaves,
 )
-from conformance.adapters.rows import Cause, Project, Row, add_checkout
+from conformance.adapters.rows import AgreementRow, Cause, Project, add_checkout
 
 jax.config.update("jax_enable_x64", True)
 COMMIT = add_checkout("maxtext", "src")
@@ -72,7 +72,7 @@ class Layers(nnx.Module):
         self.kernel = nnx.Param(leaves["kernel"][None])
 
 
-class Model(nnx.Module):
+class MaxTextModel(nnx.Module):
     def __init__(self, leaves):
         self.layers = Layers(leaves)
         self.readout = nnx.Param(leaves["readout"])
@@ -81,7 +81,9 @@ class Model(nnx.Module):
 
 def make_state(vectors: Vectors, vector: np.ndarray):
     leaves = split_leaves(vectors, np.asarray(vector))
-    return nnx.state(Model({name: jnp.array(leaf) for name, leaf in leaves.items()}))
+    return nnx.state(
+        MaxTextModel({name: jnp.array(leaf) for name, leaf in leaves.items()})
+    )
 
 
 def flatten_replicas(vectors: Vectors, state):
@@ -178,14 +180,14 @@ PROJECT = Project(
     "MaxText",
     COMMIT,
     [
-        Row("DiLoCo", "diloco", train(0, set_plain), help=STUBS),
-        Row(
+        AgreementRow("DiLoCo", "diloco", train(0, set_plain), help=STUBS),
+        AgreementRow(
             "streaming DiLoCo, count of steps from 1",
             "streaming_diloco",
             train(1, set_streaming),
             help=f"{STUBS}; the count of steps starts at 1",
         ),
-        Row(
+        AgreementRow(
             "streaming DiLoCo",
             "streaming_diloco",
             train(0, set_streaming),

@@ -11,8 +11,13 @@ import numpy as np
 import torch
 
 from conformance.adapters.local_steps import Vectors, follow, read_settings
-from conformance.adapters.rows import Cause, Project, Row, add_checkout
-from conformance.adapters.torch_models import Model, flatten, make_sgd, set_gradients
+from conformance.adapters.rows import AgreementRow, Cause, Project, add_checkout
+from conformance.adapters.torch_models import (
+    TorchModel,
+    flatten,
+    make_sgd,
+    set_gradients,
+)
 
 COMMIT = add_checkout("MuLoCo", "torchtitan", "torchtitan", "components")
 
@@ -93,7 +98,7 @@ def outer_sgd(has_plain_error: bool):
     def run(vectors: Vectors):
         settings = read_settings(vectors)
         workers = vectors["workers"]
-        models = [Model(vectors, least_axes=1) for _ in range(workers)]
+        models = [TorchModel(vectors, least_axes=1) for _ in range(workers)]
         optimizers = [make_sgd(model.parameters(), vectors) for model in models]
         outers = [
             QuantizedOuterSGD(
@@ -166,21 +171,23 @@ PROJECT = Project(
     "MuLoCo (authors)",
     COMMIT,
     [
-        Row("QuantizedOuterSGD", "muloco", outer_sgd(False), help=PLUGGED, cause=TWICE),
-        Row(
+        AgreementRow(
+            "QuantizedOuterSGD", "muloco", outer_sgd(False), help=PLUGGED, cause=TWICE
+        ),
+        AgreementRow(
             "QuantizedOuterSGD, rate 1 in the error buffer",
             "muloco",
             outer_sgd(True),
             help=f"{PLUGGED}; the rate as 1 where the error is taken",
         ),
-        Row(
+        AgreementRow(
             "QuantizedOuterSGD, whole numbers",
             "muloco.plain",
             outer_sgd(True),
             help="a compressor that changes nothing, workers in one process; the rate "
             "as 1 where the error is taken",
         ),
-        Row(
+        AgreementRow(
             "QuantizedOuterSGD, whole numbers, as it is",
             "muloco.plain",
             outer_sgd(False),

@@ -16,13 +16,13 @@ from conformance.adapters.local_steps import (
     read_settings,
     split_leaves,
 )
-from conformance.adapters.rows import Cause, Project, Row
-from conformance.adapters.torch_models import Model
+from conformance.adapters.rows import AgreementRow, Cause, Project
+from conformance.adapters.torch_models import TorchModel
 
 
 def serve(make_optimizer, vectors: Vectors):
     """Runs the server's update with the optimizer made of params and settings."""
-    model = Model(vectors)
+    model = TorchModel(vectors)
     server = PTFedOptModelShareableGenerator(
         {"path": "torch.optim.SGD", "args": {}}, source_model=model, device="cpu"
     )
@@ -85,25 +85,25 @@ PROJECT = Project(
     "NVFlare",
     version("nvflare"),
     [
-        Row(
+        AgreementRow(
             "FedOpt, SGD(momentum)",
             "bmuf.plain",
             partial(serve, make_momentum),
             help=CALLED,
         ),
-        Row(
+        AgreementRow(
             "FedOpt, SGD(nesterov)",
             "diloco",
             partial(serve, make_nesterov),
             help=CALLED,
         ),
-        Row(
+        AgreementRow(
             "FedOpt, Adagrad",
             "fedopt.adagrad",
             partial(serve, make_adagrad),
             help=f"{CALLED}; its sums start at τ²",
         ),
-        Row(
+        AgreementRow(
             "FedOpt, Adam",
             "fedopt",
             partial(serve, make_adam),

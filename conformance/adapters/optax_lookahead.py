@@ -9,7 +9,7 @@ import numpy as np
 import optax
 
 from conformance.adapters.local_steps import Vectors, find_rate, follow, read_settings
-from conformance.adapters.rows import Project, Row
+from conformance.adapters.rows import AgreementRow, Project
 
 jax.config.update("jax_enable_x64", True)
 
@@ -37,5 +37,7 @@ def lookahead(vectors: Vectors):
 
 
 PROJECT = Project(
-    "optax", version("optax"), [Row("lookahead", "lookahead.one_worker", lookahead)]
+    "optax",
+    version("optax"),
+    [AgreementRow("lookahead", "lookahead.one_worker", lookahead)],
 )

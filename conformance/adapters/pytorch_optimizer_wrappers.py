@@ -7,10 +7,10 @@ import pytorch_optimizer
 
 from conformance.adapters.local_steps import Vectors, follow, read_settings
 from conformance.adapters.processes import in_processes
-from conformance.adapters.rows import Cause, Project, Row
+from conformance.adapters.rows import AgreementRow, Cause, Project
 from conformance.adapters.torch_models import (
     HeavyBall,
-    Model,
+    TorchModel,
     flatten,
     follow_gradients,
     make_sgd,
@@ -23,7 +23,7 @@ def lookahead(pullback_momentum: str):
 
     def run(vectors: Vectors):
         settings = read_settings(vectors)
-        model = Model(vectors)
+        model = TorchModel(vectors)
         optimizer = pytorch_optimizer.Lookahead(
             make_sgd(model.parameters(), vectors),
             k=settings["period"],
@@ -43,7 +43,7 @@ def lookahead(pullback_momentum: str):
 
 def demo(worker: int, vectors: Vectors):
     settings = read_settings(vectors)
-    model = Model(vectors, least_axes=1)
+    model = TorchModel(vectors, least_axes=1)
     optimizer = pytorch_optimizer.DeMo(
         model.parameters(),
         lr=settings["learning_rate"],
@@ -68,18 +68,18 @@ PROJECT = Project(
     "pytorch_optimizer",
     version("pytorch_optimizer"),
     [
-        Row(
+        AgreementRow(
             'Lookahead(pullback_momentum="none")',
             "lookahead.one_worker",
             lookahead("none"),
         ),
-        Row(
+        AgreementRow(
             'Lookahead(pullback_momentum="reset")',
             "lookahead.one_worker",
             lookahead("reset"),
             cause=RESET,
         ),
-        Row(
+        AgreementRow(
             "DeMo",
             "demo.sign",
             in_processes(demo),

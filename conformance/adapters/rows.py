@@ -28,7 +28,7 @@ class Cause(NamedTuple):
     error: str = ""
 
 
-class Row(NamedTuple):
+class AgreementRow(NamedTuple):
     """An implementation with its settings, and the file on which it runs.
 
     Attributes:
@@ -55,7 +55,7 @@ class Project(NamedTuple):
 
     name: str
     version: str
-    rows: Sequence[Row]
+    rows: Sequence[AgreementRow]
 
 
 def add_checkout(folder: str, *parts: str) -> str:

@@ -8,8 +8,13 @@ from pathlib import Path
 import numpy as np
 
 from conformance.adapters.local_steps import Vectors, follow, read_settings
-from conformance.adapters.rows import Cause, Project, Row
-from conformance.adapters.torch_models import Model, flatten, make_sgd, set_gradients
+from conformance.adapters.rows import AgreementRow, Cause, Project
+from conformance.adapters.torch_models import (
+    TorchModel,
+    flatten,
+    make_sgd,
+    set_gradients,
+)
 
 
 def load_lookahead():
@@ -37,7 +42,7 @@ def lookahead(syncs_first: bool):
 
     def run(vectors: Vectors):
         settings = read_settings(vectors)
-        model = Model(vectors)
+        model = TorchModel(vectors)
         base = make_sgd(model.parameters(), vectors)
         optimizer = Lookahead(base, alpha=settings["slow_lr"], k=settings["period"])
         if syncs_first:
@@ -65,8 +70,8 @@ PROJECT = Project(
     "timm",
     version("timm"),
     [
-        Row("Lookahead", "lookahead.one_worker", lookahead(False), cause=LATE),
-        Row(
+        AgreementRow("Lookahead", "lookahead.one_worker", lookahead(False), cause=LATE),
+        AgreementRow(
             "Lookahead, sync_lookahead() first",
             "lookahead.one_worker",
             lookahead(True),

@@ -18,9 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from conformance.adapters.local_steps import Vectors, read_settings
 from conformance.adapters.processes import in_processes
-from conformance.adapters.rows import Cause, Project, Row
+from conformance.adapters.rows import AgreementRow, Cause, Project
 from conformance.adapters.torch_models import (
-    Model,
+    TorchModel,
     flatten,
     follow_gradients,
     list_gradients,
@@ -40,7 +40,7 @@ def train_ddp(model, optimizer, vectors: Vectors, worker: int):
 
 
 def ddp(worker: int, vectors: Vectors):
-    model = DistributedDataParallel(Model(vectors))
+    model = DistributedDataParallel(TorchModel(vectors))
     return train_ddp(model, make_sgd(model.parameters(), vectors), vectors, worker)
 
 
@@ -57,7 +57,7 @@ def train_averaged(model, averager, vectors: Vectors, worker: int):
 def periodic(worker: int, vectors: Vectors, warmup_steps: int):
     period = read_settings(vectors)["period"]
     averager = PeriodicModelAverager(period, warmup_steps)
-    return train_averaged(Model(vectors), averager, vectors, worker)
+    return train_averaged(TorchModel(vectors), averager, vectors, worker)
 
 
 def hierarchical(worker: int, vectors: Vectors, first_count: int):
@@ -65,12 +65,12 @@ def hierarchical(worker: int, vectors: Vectors, first_count: int):
     group_sizes = OrderedDict([(settings["inner_period"], 2), (settings["period"], 4)])
     averager = HierarchicalModelAverager(group_sizes, warmup_steps=0)
     averager.step = first_count
-    return train_averaged(Model(vectors), averager, vectors, worker)
+    return train_averaged(TorchModel(vectors), averager, vectors, worker)
 
 
 def post_local(worker: int, vectors: Vectors, warmup_steps: int):
     settings = read_settings(vectors)
-    model = DistributedDataParallel(Model(vectors))
+    model = DistributedDataParallel(TorchModel(vectors))
     state = PostLocalSGDState(
         None, None, settings["dense_steps"], post_local_gradient_allreduce=False
     )
@@ -90,7 +90,7 @@ def powersgd(
     settings = read_settings(vectors)
     if has_given_q:
         give_q(vectors)
-    model = DistributedDataParallel(Model(vectors, least_axes))
+    model = DistributedDataParallel(TorchModel(vectors, least_axes))
     state = powerSGD_hook.PowerSGDState(
         None,
         matrix_approximation_rank=settings["rank"],
@@ -145,62 +145,62 @@ PROJECT = Project(
     "PyTorch",
     torch.__version__.partition("+")[0],
     [
-        Row("DistributedDataParallel", "sync_sgd", in_processes(ddp)),
-        Row(
+        AgreementRow("DistributedDataParallel", "sync_sgd", in_processes(ddp)),
+        AgreementRow(
             "PeriodicModelAverager(warmup_steps=3)",
             "model_averaging",
             in_processes(periodic, 3),
         ),
-        Row(
+        AgreementRow(
             "PeriodicModelAverager(warmup_steps=0), the default",
             "model_averaging",
             in_processes(periodic, 0),
             cause=FIRST_ROUND,
         ),
-        Row(
+        AgreementRow(
             "HierarchicalModelAverager",
             "hierarchical",
             in_processes(hierarchical, 1),
             help="its counter of steps starts at 1",
         ),
-        Row(
+        AgreementRow(
             "HierarchicalModelAverager, counter from 0",
             "hierarchical",
             in_processes(hierarchical, 0),
             cause=COUNTER,
         ),
-        Row(
+        AgreementRow(
             "PostLocalSGDOptimizer(warmup_steps=3)",
             "post_local_sgd",
             in_processes(post_local, 3),
         ),
-        Row(
+        AgreementRow(
             "PostLocalSGDOptimizer(warmup_steps=start_localSGD_iter)",
             "post_local_sgd",
             in_processes(post_local, 5),
             cause=OWN_WARMUP,
         ),
-        Row(
+        AgreementRow(
             "powerSGD_hook",
             "powersgd",
             in_processes(powersgd),
             help="the file's Q in the place of its draw, and one axis for the scalar",
         ),
-        Row(
+        AgreementRow(
             "powerSGD_hook, scalar without axes",
             "powersgd",
             in_processes(powersgd, True, 0),
             help="the file's Q in the place of its draw",
             cause=SCALAR,
         ),
-        Row(
+        AgreementRow(
             "powerSGD_hook(warm_start=False)",
             "powersgd",
             in_processes(powersgd, True, 1, False),
             help="the file's first Q, and one axis for the scalar",
             cause=NO_WARM_START,
         ),
-        Row(
+        AgreementRow(
             "powerSGD_hook, its own Q",
             "powersgd",
             in_processes(powersgd, False),

@@ -11,7 +11,7 @@ from torch import nn
 from conformance.adapters.local_steps import find_rate, split_leaves
 
 
-class Model(nn.Module):
+class TorchModel(nn.Module):
     """The params of a file, by leaf. The loss has the gradient that it is called with.
 
     Args:

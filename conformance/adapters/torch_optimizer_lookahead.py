@@ -6,13 +6,18 @@ from importlib.metadata import version
 import torch_optimizer
 
 from conformance.adapters.local_steps import Vectors, follow, read_settings
-from conformance.adapters.rows import Cause, Project, Row
-from conformance.adapters.torch_models import Model, flatten, make_sgd, set_gradients
+from conformance.adapters.rows import AgreementRow, Cause, Project
+from conformance.adapters.torch_models import (
+    TorchModel,
+    flatten,
+    make_sgd,
+    set_gradients,
+)
 
 
 def lookahead(vectors: Vectors):
     settings = read_settings(vectors)
-    model = Model(vectors)
+    model = TorchModel(vectors)
     optimizer = torch_optimizer.Lookahead(
         make_sgd(model.parameters(), vectors),
         k=settings["period"],
@@ -37,5 +42,5 @@ AFTER_STEP_0 = Cause(
 PROJECT = Project(
     "torch_optimizer",
     version("torch_optimizer"),
-    [Row("Lookahead", "lookahead.one_worker", lookahead, cause=AFTER_STEP_0)],
+    [AgreementRow("Lookahead", "lookahead.one_worker", lookahead, cause=AFTER_STEP_0)],
 )

@@ -15,9 +15,9 @@ from torchft.local_sgd import DiLoCo, LocalSGD
 
 from conformance.adapters.local_steps import Settings, Vectors, read_settings
 from conformance.adapters.processes import find_port, in_processes
-from conformance.adapters.rows import Cause, Project, Row
+from conformance.adapters.rows import AgreementRow, Cause, Project
 from conformance.adapters.torch_models import (
-    Model,
+    TorchModel,
     follow_gradients,
     make_sgd,
 )
@@ -79,7 +79,7 @@ def train(
     settings = read_settings(vectors)
     lighthouse = LighthouseServer(f"[::]:{port}", workers) if worker == 0 else None
     groups = np.array_split(list(vectors["leaves"]), settings.get("fragments", 1))
-    fragments = [Model(vectors, least_axes, names=list(names)) for names in groups]
+    fragments = [TorchModel(vectors, least_axes, names=list(names)) for names in groups]
     model = torch.nn.ModuleList(fragments)
     inner_optimizer = make_sgd(model.parameters(), vectors)
     store = dist.TCPStore("localhost", find_port(), is_master=True)
@@ -119,28 +119,28 @@ PROJECT = Project(
     "torchft",
     version("torchft"),
     [
-        Row("LocalSGD", "model_averaging", in_groups("LocalSGD", 0)),
-        Row("DiLoCo", "diloco", in_groups("DiLoCo"), help=ONE_AXIS),
-        Row(
+        AgreementRow("LocalSGD", "model_averaging", in_groups("LocalSGD", 0)),
+        AgreementRow("DiLoCo", "diloco", in_groups("DiLoCo"), help=ONE_AXIS),
+        AgreementRow(
             "DiLoCo, scalar without axes",
             "diloco",
             in_groups("DiLoCo", 0),
             cause=SCALAR,
         ),
-        Row(
+        AgreementRow(
             "DiLoCo(use_bucketization), one bucket",
             "diloco",
             in_groups("DiLoCo", use_bucketization=True),
             help=ONE_AXIS,
         ),
-        Row(
+        AgreementRow(
             "DiLoCo(use_bucketization), two buckets",
             "diloco",
             in_groups("DiLoCo", **TWO_BUCKETS),
             help=ONE_AXIS,
             cause=BUCKETS,
         ),
-        Row(
+        AgreementRow(
             "DiLoCo, two fragments with a delay",
             "streaming_diloco",
             in_groups("DiLoCo", fragment_sync_delay=1, fragment_update_alpha=0.3),

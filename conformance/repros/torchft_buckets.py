@@ -14,7 +14,7 @@ from torchft import Manager
 from torchft.local_sgd import DiLoCo
 
 
-class Work:
+class CompletedWork:
     """The all-reduce of a bucket, which ends when it is waited for."""
 
     def __init__(self, tensor):
@@ -31,7 +31,7 @@ class Work:
 
 
 def allreduce(tensor, **options):
-    return Work(tensor)
+    return CompletedWork(tensor)
 
 
 model = torch.nn.Module()

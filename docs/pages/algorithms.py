@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import syncalgos
-from experiments.command.terminal import size
+from experiments.command.terminal import format_bytes
 from pages import atlas, papers, published, traffic
-from pages.docstrings import Docstring, is_formula, literal, markdown, parsed
+from pages.docstrings import Docstring, is_formula, literal, parsed, to_markdown
 from pages.signatures import definition, parameters
 
 DOCS = Path(__file__).parents[1]
@@ -33,12 +33,14 @@ def pages(made_folder: Path) -> dict[str, str]:
     counts = traffic.count_all()
     tables = atlas.read_all(DOCS / "studies")
     names_by_family = group_by_family()
-    texts = {"algorithms/index.md": index(names_by_family, counts)}
+    texts = {"algorithms/index.md": list_algorithms(names_by_family, counts)}
     for family, names in names_by_family.items():
         texts[f"algorithms/{slug(family)}.md"] = group(family, names, counts)
     for name in syncalgos.ALGORITHMS:
         picture = made_folder / PICTURES / f"{name}.svg"
-        texts[f"algorithms/{name}.md"] = page(name, counts, tables, picture.exists())
+        texts[f"algorithms/{name}.md"] = algorithm_page(
+            name, counts, tables, picture.exists()
+        )
     return texts
 
 
@@ -60,7 +62,7 @@ def group_by_family() -> dict[str, list[str]]:
     return names_by_family
 
 
-def page(
+def algorithm_page(
     name: str,
     counts: dict[str, traffic.Traffic],
     tables: atlas.Tables,
@@ -71,26 +73,26 @@ def page(
     doc = parsed(make)
     parts = [
         f"# {name}",
-        markdown(doc.summary),
+        to_markdown(doc.summary),
         picture(name) if has_picture else "",
         "## The update",
         update(doc),
-        *[markdown(note) for note in doc.notes],
-        f"**Source.** {markdown(doc.source)}",
+        *[to_markdown(note) for note in doc.notes],
+        f"**Source.** {to_markdown(doc.source)}",
         papers.folded(doc.source),
         published.differences_list(name),
         "## Parameters",
         signature(name, make, doc),
-        f"**Returns.** {markdown(doc.returns)}",
-        f"**Raises.** {markdown(doc.raises)}",
+        f"**Returns.** {to_markdown(doc.returns)}",
+        f"**Raises.** {to_markdown(doc.raises)}",
         published.defaults_table(name),
         "## What it sends",
         sending(name, counts),
         "## In the atlas",
-        measured(name, tables),
+        atlas_rows(name, tables),
         "## Try it",
         f"```pycon\n{doc.example}\n```",
-        f"On the command line:\n\n```sh\n{command(name)}\n```",
+        f"On the command line:\n\n```sh\n{run_command(name)}\n```",
         "## The code",
         code(make),
     ]
@@ -112,7 +114,7 @@ def update(doc: Docstring) -> str:
         if is_formula(paragraph):
             parts.append(literal(paragraph))
         else:
-            parts.append(markdown(paragraph))
+            parts.append(to_markdown(paragraph))
     return "\n\n".join(parts)
 
 
@@ -127,7 +129,7 @@ def signature(name: str, make: Callable, doc: Docstring) -> str:
         default = "required" if parameter.required else f"default `{parameter.default}`"
         entries.append(
             f"`{parameter.name}`: `{parameter.kind}`, {default}\n"
-            f": {markdown(doc.parameters[parameter.name])}"
+            f": {to_markdown(doc.parameters[parameter.name])}"
         )
     return "\n\n".join(entries)
 
@@ -139,22 +141,23 @@ def sending(name: str, counts: dict[str, traffic.Traffic]) -> str:
     rate = rate_note if traffic.needs_rate(syncalgos.ALGORITHMS[name]) else ""
     setting = (
         f"A model of {traffic.PARAMS:,} float32 params has "
-        f"{size(4 * traffic.PARAMS)}. With {traffic.WORKERS} workers and the "
+        f"{format_bytes(4 * traffic.PARAMS)}. With {traffic.WORKERS} workers and the "
         f"defaults{rate}, over {traffic.STEPS:,} steps,"
     )
     if name == atlas.BASELINE:
-        return f"{setting} each worker sends **{size(all_steps)}** per step."
+        return f"{setting} each worker sends **{format_bytes(all_steps)}** per step."
     least_bytes, most_bytes = counts[name]
     if least_bytes != most_bytes:
         return (
-            f"{setting} each worker sends on average **{size(least_bytes)}** "
-            f"per step if no vote asks for an average, and **{size(most_bytes)}** if "
-            f"each does. `{atlas.BASELINE}` sends {size(all_steps)}."
+            f"{setting} each worker sends on average **{format_bytes(least_bytes)}** "
+            f"per step if no vote asks for an average, and "
+            f"**{format_bytes(most_bytes)}** if each does. `{atlas.BASELINE}` sends "
+            f"{format_bytes(all_steps)}."
         )
     return (
-        f"{setting} each worker sends on average **{size(most_bytes)}** per step: "
-        f"{ratio(most_bytes / all_steps)} `{atlas.BASELINE}`, which sends "
-        f"{size(all_steps)}."
+        f"{setting} each worker sends on average **{format_bytes(most_bytes)}** "
+        f"per step: {ratio(most_bytes / all_steps)} `{atlas.BASELINE}`, which sends "
+        f"{format_bytes(all_steps)}."
     )
 
 
@@ -167,9 +170,9 @@ def ratio(share: float) -> str:
     return f"1/{1 / share:.3g} of" if share < 0.67 else f"{share:.2f} times"
 
 
-def measured(name: str, tables: atlas.Tables) -> str:
+def atlas_rows(name: str, tables: atlas.Tables) -> str:
     """Returns the rows of the atlas, and what they mean."""
-    rows = atlas.table(name, tables)
+    rows = atlas.algorithm_tables(name, tables)
     if not rows:
         return "The atlas has no row for this algorithm yet."
     return (
@@ -180,7 +183,7 @@ def measured(name: str, tables: atlas.Tables) -> str:
     )
 
 
-def command(name: str) -> str:
+def run_command(name: str) -> str:
     """Returns the command line of a run."""
     return f"python -m experiments.run --algo {name}"
 
@@ -201,11 +204,11 @@ def code(make: Callable) -> str:
     )
 
 
-def index(
+def list_algorithms(
     names_by_family: dict[str, list[str]], counts: dict[str, traffic.Traffic]
 ) -> str:
     """Returns the list of all algorithms."""
-    model = size(4 * traffic.PARAMS)
+    model = format_bytes(4 * traffic.PARAMS)
     parts = [
         f"# The {len(syncalgos.ALGORITHMS)} algorithms",
         "Each algorithm has a page with its update, its parameters, what it sends, "
@@ -216,23 +219,23 @@ def index(
         f"on average, for a model of {model} and with the defaults.",
     ]
     for family, names in names_by_family.items():
-        parts.append(f"## {family}\n\n{rows(names, counts)}")
+        parts.append(f"## {family}\n\n{family_table(names, counts)}")
     return "\n\n".join([*parts, toctree(map(slug, FAMILIES))])
 
 
 def group(family: str, names: list[str], counts: dict[str, traffic.Traffic]) -> str:
     """Returns the page of a family, below which the menu has its algorithms."""
     head = f"# {family}\n\n[All algorithms](index.md)"
-    return "\n\n".join([head, rows(names, counts), toctree(sorted(names))])
+    return "\n\n".join([head, family_table(names, counts), toctree(sorted(names))])
 
 
-def rows(names: list[str], counts: dict[str, traffic.Traffic]) -> str:
+def family_table(names: list[str], counts: dict[str, traffic.Traffic]) -> str:
     """Returns the table of a family."""
     lines = ["| algorithm | per step | in one line |", "|---|---|---|"]
     for name in names:
-        summary = markdown(parsed(syncalgos.ALGORITHMS[name]).summary)
+        summary = to_markdown(parsed(syncalgos.ALGORITHMS[name]).summary)
         lines.append(
-            f"| [{name}]({name}.md) | {size(counts[name].most_bytes)} | "
+            f"| [{name}]({name}.md) | {format_bytes(counts[name].most_bytes)} | "
             f"{summary.replace('|', '&#124;')} |"
         )
     return "\n".join(lines)

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.harness.atlas import read
-from experiments.command.terminal import size
+from benchmarks.harness.atlas import read_table
+from experiments.command.terminal import format_bytes
 
 
 class Atlas(NamedTuple):
@@ -46,10 +46,10 @@ HEAD = f"""\
 def read_all(studies: Path) -> Tables:
     """Reads the atlases that are there."""
     folders = [(atlas, studies / atlas.folder) for atlas in ATLASES]
-    return [(atlas, read(folder)) for atlas, folder in folders if folder.exists()]
+    return [(atlas, read_table(folder)) for atlas, folder in folders if folder.exists()]
 
 
-def table(algorithm: str, tables: Tables) -> str:
+def algorithm_tables(algorithm: str, tables: Tables) -> str:
     """Returns the algorithm's rows of all atlases, or nothing."""
     rows = [
         table_line(lines[algorithm], atlas)
@@ -65,7 +65,9 @@ def table_line(row: Mapping[str, str], atlas: Atlas) -> str:
         atlas.title,
         reached(row, atlas),
         difference(row, atlas),
-        size(float(row["bytes_per_worker"])) if row["bytes_per_worker"] else "–",
+        format_bytes(float(row["bytes_per_worker"]))
+        if row["bytes_per_worker"]
+        else "–",
         f"{float(row['lr']):.3g}",
     ]
     return f"| {' | '.join(cells)} |\n"

@@ -93,7 +93,7 @@ def refusal(
         trace(around(make()))
     except ValueError as error:
         assert "\n" not in str(error), error
-        return words(str(error))
+        return refusal_reason(str(error))
     return ""
 
 
@@ -112,7 +112,7 @@ def trace(strategy: sa.Strategy) -> None:
     jax.make_jaxpr(step, axis_env=sizes)(PARAMS, PARAMS, jnp.int32(0))
 
 
-def words(message: str) -> str:
+def refusal_reason(message: str) -> str:
     """The reason of a refusal: what is wrong, without what to do instead."""
     reason = message.split(": ")[1] if ": " in message else message
     reason = re.sub(

@@ -92,7 +92,7 @@ def literal(formula: str) -> str:
     return f"```text\n{textwrap.dedent(formula)}\n```"
 
 
-def markdown(prose: str) -> str:
+def to_markdown(prose: str) -> str:
     """Turns plain text into Markdown: public names and pages become links."""
     parts = re.split(r"(`[^`]*`)", joined(prose))
     return "".join(map(linked, parts))

@@ -48,7 +48,7 @@ def finish(app, doctree: nodes.document) -> None:
         to_algorithms(doctree, page, app.builder.get_relative_uri)
 
 
-def describe(doctree: nodes.document) -> str:
+def page_description(doctree: nodes.document) -> str:
     """Returns the first sentences of a page, or its title, for its head."""
     for paragraph in doctree.findall(nodes.paragraph):
         text = " ".join(paragraph.astext().split())

@@ -42,7 +42,7 @@ def read_toml(path: Path) -> Mapping[str, Any]:
 
 def find_defaults(name: str) -> list[Default]:
     """Returns the flags of an algorithm, in the order of the file."""
-    values = factories.describe(factories.ALGORITHM, name).defaults
+    values = factories.describe_factory(factories.ALGORITHM, name).defaults
     presets = read_toml(factories.PUBLISHED).get(name, {})
     return [
         Default(

@@ -70,7 +70,7 @@ def make_parameter(
     return Parameter(stars + argument.arg, kind, value)
 
 
-def text(obj: Any) -> str | None:
+def signature_text(obj: Any) -> str | None:
     """Returns "(a: int = 1, ...)" of a function, or None for what has no source."""
     if inspect.isclass(obj):
         # A NamedTuple has no __init__ of its own: its fields are listed below it.

@@ -6,7 +6,7 @@ import sys
 
 from experiments.aim import config
 from experiments.command import flags
-from experiments.command.errors import guarded
+from experiments.command.errors import run_guarded
 from experiments.command.stopping import ReadSignal
 
 
@@ -29,7 +29,7 @@ def main(argv: list[str] | None = None) -> int:
 
         return jobs.run_jobs(aim_config, argv)
 
-    return guarded(program)
+    return run_guarded(program)
 
 
 if __name__ == "__main__":

@@ -114,7 +114,7 @@ class Ledger:
 
 
 @dataclass(frozen=True)
-class Leaf:
+class StateArray:
     """An array of the state.
 
     Attributes:
@@ -175,7 +175,7 @@ class Findings:
     params: int
     flops: StepFlops
     state: Mapping[str, int]
-    largest: Sequence[Leaf]
+    largest: Sequence[StateArray]
     delay: int
     versions: Mapping[str, str]
     ledger: Ledger | None
@@ -217,7 +217,9 @@ class Findings:
         """Returns the findings that a file holds, perhaps of an older release."""
         names = [field.name for field in fields(cls)]
         values: dict[str, Any] = {name: content.get(name) for name in names}
-        values["largest"] = [_read(Leaf, leaf) for leaf in content.get("largest", ())]
+        values["largest"] = [
+            _read(StateArray, leaf) for leaf in content.get("largest", ())
+        ]
         kinds = {"flops": StepFlops, "ledger": Ledger, "memory": Memory}
         for name, kind in kinds.items():
             if values[name] is not None:

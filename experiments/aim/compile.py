@@ -16,9 +16,9 @@ from experiments.aim import hlo, targets, times
 from experiments.aim.answer import (
     Counts,
     Findings,
-    Leaf,
     Ledger,
     Memory,
+    StateArray,
     StepFlops,
     TrafficRow,
 )
@@ -31,7 +31,7 @@ from experiments.training.config import RunConfig, Settings
 from experiments.training.loop import dispatches
 from experiments.training.machine import versions
 from experiments.training.plan import RunPlan, check_data, make_plan
-from experiments.training.prepare import refused
+from experiments.training.prepare import convert_errors
 from experiments.training.summary import delay_of_sends
 from syncalgos import Lowered, TrainState, checks, network
 
@@ -118,12 +118,12 @@ def _lower(plan: RunPlan, data: Data) -> Lowered:
         BadRequest: the task or the algorithm does not fit the machine.
     """
     c = plan.config
-    with refused("task", c.task):
+    with convert_errors("task", c.task):
         params, buffers = jax.eval_shape(plan.task.init, jax.random.key(c.seed))
         if c.mesh is not None:
             plan.trainer.shardings(params)  # refuses params that do not divide
     batches, resident_data = _batch_shapes(c, data)
-    with refused("algo", c.algo):
+    with convert_errors("algo", c.algo):
         return plan.trainer.lower(params, batches, buffers, resident_data)
 
 
@@ -163,7 +163,7 @@ def _step_flops(lowered: Lowered, device_steps: int) -> StepFlops:
     )
 
 
-def _largest_leaves(state: TrainState) -> list[Leaf]:
+def _largest_leaves(state: TrainState) -> list[StateArray]:
     """Returns the leaves that take the most memory of a chip, the largest first."""
     leaves = []
     for part, tree in {**state.replica._asdict(), "sync": state.sync}.items():
@@ -171,7 +171,7 @@ def _largest_leaves(state: TrainState) -> list[Leaf]:
             name = checks.leaf_name(path)
             shape = x.sharding.shard_shape(x.shape)
             num_bytes = math.prod(shape) * x.dtype.itemsize
-            leaves.append(Leaf(f"{part}/{name}", [*shape], num_bytes))
+            leaves.append(StateArray(f"{part}/{name}", [*shape], num_bytes))
     return sorted(leaves, key=lambda leaf: -leaf.bytes)[:LEAVES]
 
 

@@ -13,9 +13,15 @@ from experiments.aim.targets import Target
 from experiments.command import flags
 from experiments.command.errors import BadRequest, refusing
 from experiments.command.factories import ALGORITHM
-from experiments.command.settings import Group, checked, count, flag, read_settings
-from experiments.command.words import Words, cleaned, flag_groups
-from experiments.files import needed, read_bytes, try_to_write
+from experiments.command.settings import (
+    FlagGroup,
+    convert_values,
+    count,
+    flag,
+    read_settings,
+)
+from experiments.command.words import Words, clean_words, flag_groups
+from experiments.files import read_bytes, refuse_os_errors, try_to_write
 from experiments.study.command_line import (
     VariantWords,
     complete_variant,
@@ -36,7 +42,7 @@ MFU = 0.4  # the fraction of a chip's peak that matrix products are assumed to r
 BASELINE = "sync_sgd"
 # Flags of training that would have no effect, by group and by name, and what to use
 # instead.
-GROUPS: dict[Group | None, str] = {
+GROUPS: dict[FlagGroup | None, str] = {
     training.FILES: "--json or --page, as nothing trains",
     training.PROCESSES: "--target, whose hosts are the processes",
 }
@@ -89,7 +95,7 @@ class AimConfig:
         "machines to compile for, separated by commas: tpu:v5e:16x16, "
         "cuda:h100:4x8 (hosts x GPUs), cpu:8; may be repeated",
         (),
-        group=Group("what is compiled"),
+        group=FlagGroup("what is compiled"),
     )
     slices: int = count(
         "number of TPU slices of this shape, joined by the data-centre network", 1
@@ -104,7 +110,7 @@ class AimConfig:
     step_time: float | None = flag(
         "seconds per local step of a worker",
         otherwise=f"matrix products at {MFU:g} of the chip's peak",
-        group=Group("model of time"),
+        group=FlagGroup("model of time"),
         metavar="S",
         above=0,
     )
@@ -118,7 +124,7 @@ class AimConfig:
 
     timeout: float | None = flag(
         "seconds after which a compilation is given up; unlimited by default",
-        group=Group("report"),
+        group=FlagGroup("report"),
         metavar="SECONDS",
         above=0,
     )
@@ -136,7 +142,7 @@ class AimConfig:
 
     def __post_init__(self) -> None:
         """Raises a ValueError for a field that is missing or out of range."""
-        checked(SETTINGS, self)
+        convert_values(SETTINGS, self)
         if not self.target:
             raise ValueError(f"--target is missing; it may be {targets.FORMS}")
         _ = self.targets, self.networks
@@ -211,7 +217,7 @@ def read_config(argv: Sequence[str]) -> AimConfig:
     Raises:
         BadRequest: a flag is unknown or out of range; one line.
     """
-    own_flags, run_words = make_parser().parse_known_args(cleaned(argv))
+    own_flags, run_words = make_parser().parse_known_args(clean_words(argv))
     shared = tuple(flag_groups(run_words))
     config = flags.make_config(AimConfig, vars(own_flags), {"shared": shared})
     with refusing():
@@ -230,7 +236,7 @@ def _check_file(name: str, path: Path | None, beginning: str) -> None:
     if not os.path.isdir(path.parent):
         raise BadRequest(f"{name} {path}: there is no folder {path.parent}")
     text = ""
-    with needed(name, path):
+    with refuse_os_errors(name, path):
         if path.is_dir():
             raise BadRequest(f"{name} {path} is a folder: name a file in it")
         if path.is_file():

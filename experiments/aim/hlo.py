@@ -127,7 +127,7 @@ def parse_module(text: str) -> Module:
     return Module(computations, entry, math.prod(map(int, counts)))
 
 
-def size(type_: str) -> int:
+def count_type_bytes(type_: str) -> int:
     """Returns the bytes of a type, summed over a tuple; layouts add none."""
     total = 0
     for dtype, dims in _SHAPE.findall(type_):
@@ -378,7 +378,7 @@ def _own_collectives(name: str, module: Module) -> dict[int, Collective]:
         operands = [types[x] for x in line.operands if not types[x].startswith("token")]
         collectives[number] = Collective(
             kind,
-            share(kind, len(sharing[0])) * sum(map(size, operands)),
+            share(kind, len(sharing[0])) * sum(map(count_type_bytes, operands)),
             sharing,
             dtypes(operands),
             overlapped=is_start or _works_until_done(lines, number),

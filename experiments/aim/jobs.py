@@ -95,9 +95,9 @@ def run_jobs(config: AimConfig, argv: list[str]) -> int:
                 results = tables.make_results(config, answers)
                 if config.json is not None and not are_refused:
                     _write(config.json, _as_json(config, argv, results, earlier))
-    terminal.show(tables.text(config, results, terminal_width()))
+    terminal.show(tables.format_text(config, results, terminal_width()))
     if config.page is not None:
-        _write(config.page, tables.markdown(config, argv, results))
+        _write(config.page, tables.format_markdown(config, argv, results))
     return stopping.FAILED if any(not x.is_done for x in results) else 0
 
 
@@ -179,7 +179,7 @@ def _seal_result(result: Result, findings: Mapping[str, Any]) -> Mapping[str, An
         "compared": result.comparison,
     }
     # Converted as it will be read, because the checksum is computed from that.
-    return files.sealed(json.loads(json.dumps(_as_dicts(content))))
+    return files.seal(json.loads(json.dumps(_as_dicts(content))))
 
 
 def _as_dicts(value: Any) -> Any:

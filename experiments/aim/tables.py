@@ -12,8 +12,8 @@ from experiments.aim.answer import Answer, Findings, TrafficRow
 from experiments.aim.config import MFU, PROGRAM, AimConfig, CompileJob, is_baseline
 from experiments.aim.targets import Target
 from experiments.aim.times import ACROSS, STEP, SYNC, Times
-from experiments.command.terminal import MISSING, duration, mesh_text, size
-from experiments.command.text_tables import Columns, table, wrapped
+from experiments.command.terminal import MISSING, duration, format_bytes, mesh_text
+from experiments.command.text_tables import Columns, format_text_table, wrap_text
 
 ROUNDING = 1e-6  # relative error of sums of fractions
 WIDENED = 16  # largest factor: sums double bytes, float32 takes 4 times, padding 2
@@ -317,7 +317,9 @@ def _add_speed_up(result: Result, baseline: Sequence[Times]) -> Result:
     return result._replace(times=new_times or result.times)
 
 
-def text(config: AimConfig, results: Sequence[Result], width: int | None = None) -> str:
+def format_text(
+    config: AimConfig, results: Sequence[Result], width: int | None = None
+) -> str:
     """Returns the text for a terminal.
 
     Args:
@@ -330,12 +332,12 @@ def text(config: AimConfig, results: Sequence[Result], width: int | None = None)
     def show(indent: int, *texts: str) -> None:
         start = " " * indent
         for line in texts:
-            lines.extend(wrapped(f"{start}{line}", width, start))
+            lines.extend(wrap_text(f"{start}{line}", width, start))
 
     def show_table(indent: int, rows: Table) -> None:
         columns = Columns(TEXT, OPTIONAL, _locate_columns(config))
         table_width = None if width is None else width - indent
-        for line in table(rows, columns, table_width):
+        for line in format_text_table(rows, columns, table_width):
             lines.append(f"{' ' * indent}{line}")
 
     for number, (target, target_results) in enumerate(_group_by_target(results)):
@@ -367,7 +369,9 @@ def _locate_columns(config: AimConfig) -> str:
     return "--json FILE writes all columns"
 
 
-def markdown(config: AimConfig, argv: Sequence[str], results: Sequence[Result]) -> str:
+def format_markdown(
+    config: AimConfig, argv: Sequence[str], results: Sequence[Result]
+) -> str:
     """Returns Markdown, to be put into a page of documentation.
 
     Args:
@@ -417,7 +421,7 @@ def _head(target: Target, results: Iterable[Result]) -> str:
     """Returns the target, and what its programs share; by name what they do not."""
     figures = []
     if target.chip.memory is not None:
-        figures.append(f"{size(target.chip.memory)} of memory")
+        figures.append(f"{format_bytes(target.chip.memory)} of memory")
     if target.chip.flops is not None:
         figures.append(f"{target.chip.flops / 1e12:g} TFLOP/s")
     chips = _several(target.chips, "chip")
@@ -480,9 +484,9 @@ def _findings_row(result: Result, findings: Findings) -> Row:
     """Returns the findings in a program."""
     chip_memory = result.job.target.chip.memory
     if result.chip_bytes is not None:
-        chip_bytes = size(result.chip_bytes)
+        chip_bytes = format_bytes(result.chip_bytes)
     elif result.fits is False and chip_memory is not None:
-        chip_bytes = f"over {size(chip_memory)}"  # the compiler gave up
+        chip_bytes = f"over {format_bytes(chip_memory)}"  # the compiler gave up
     else:
         chip_bytes = MISSING
     return {
@@ -525,7 +529,7 @@ def _format_sent(result: Result, findings: Findings, when: str) -> str:
         sent_bytes *= max(times.shares(findings, result.job.period))
         if not sent_bytes:  # the run is too short for a sync
             return MISSING
-    return size(sent_bytes)
+    return format_bytes(sent_bytes)
 
 
 def _agreement(result: Result) -> str:
@@ -581,7 +585,7 @@ def _traffic_table(rows: Iterable[TrafficRow]) -> Table:
             "type": dtypes,
             "calls": str(totals["calls"]),
             "group": group,
-            "bytes": size(totals["bytes"]),
+            "bytes": format_bytes(totals["bytes"]),
             "overlapped": overlapped,
         }
         rows_of_table.append(row_of_table)
@@ -607,20 +611,23 @@ def _memory_lines(result: Result) -> list[str]:
     memory = findings.memory
     if memory is not None:
         lines.append(
-            f"a chip: arguments {size(memory.arguments)}, temporary "
-            f"{size(memory.temporary)}, outputs {size(memory.outputs)}, of which "
-            f"{size(memory.aliased)} in place of arguments"
+            f"a chip: arguments {format_bytes(memory.arguments)}, temporary "
+            f"{format_bytes(memory.temporary)}, outputs "
+            f"{format_bytes(memory.outputs)}, of which "
+            f"{format_bytes(memory.aliased)} in place of arguments"
         )
     state = findings.state
     lines.append(
-        f"of the arguments: params {size(state['params'])}, optimizer "
-        f"{size(state['opt_state'])}, strategy {size(state['sync'])}"
+        f"of the arguments: params {format_bytes(state['params'])}, optimizer "
+        f"{format_bytes(state['opt_state'])}, strategy {format_bytes(state['sync'])}"
     )
     if result.fits is False:
         quotation = quote_compiler(findings)
         if quotation:
             lines.append(quotation)
-        leaves = [f"{leaf.name} {size(leaf.bytes)}" for leaf in findings.largest]
+        leaves = [
+            f"{leaf.name} {format_bytes(leaf.bytes)}" for leaf in findings.largest
+        ]
         lines.append(f"largest leaves on a chip: {', '.join(leaves)}")
     return lines
 
@@ -637,9 +644,9 @@ def _ledger_lines(result: Result) -> list[str]:
     if comparison is None:
         return [f"ledger: {findings.uncounted}"] if findings.uncounted else []
     lines = [
-        f"{row.kind}: the ledger counts {size(row.counted)} of "
-        f"{_several(row.calls, 'array')}, the program sends {size(row.found)} by "
-        f"{_several(row.collectives, 'collective')}"
+        f"{row.kind}: the ledger counts {format_bytes(row.counted)} of "
+        f"{_several(row.calls, 'array')}, the program sends "
+        f"{format_bytes(row.found)} by {_several(row.collectives, 'collective')}"
         for row in comparison.rows
     ]
     if comparison.is_equal:
@@ -666,7 +673,7 @@ def _notes(target: Target, config: AimConfig) -> list[str]:
     links = {"inside": chip.inside, "between": chip.between}
     for (name, link), source in zip(links.items(), chip.link_sources, strict=True):
         notes.append(
-            f"{name}: {link.name}, {size(link.bandwidth)}/s, {duration(link.latency)} "
-            f"a hop; {source}"
+            f"{name}: {link.name}, {format_bytes(link.bandwidth)}/s, "
+            f"{duration(link.latency)} a hop; {source}"
         )
     return notes

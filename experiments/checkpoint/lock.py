@@ -12,7 +12,7 @@ from filelock import FileLock, Timeout
 
 from experiments.command.errors import BadRequest
 from experiments.command.stopping import before_the_end, say
-from experiments.files import Damaged, make_folder, needed, read_bytes
+from experiments.files import Damaged, make_folder, read_bytes, refuse_os_errors
 
 NAME = ".lock"  # in --out
 MAX_SHOWN = 200  # characters of the lock file that an error shows
@@ -39,7 +39,7 @@ def lock_folder(out: Path) -> Iterator[None]:
             path.unlink()
 
     with ExitStack() as cleanup:
-        with needed("--out", out):
+        with refuse_os_errors("--out", out):
             cleanup.enter_context(make_folder(out))
             _acquire(lock, out)
         cleanup.callback(lock.release)

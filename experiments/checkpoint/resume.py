@@ -101,7 +101,7 @@ class Record:
     def to_json(self) -> dict[str, Any]:
         """Returns the record in JSON's types."""
         content = {x.name: getattr(self, x.name) for x in dataclasses.fields(self)}
-        return files.plain({**content, "progress": self.progress.to_json()})
+        return files.to_json_value({**content, "progress": self.progress.to_json()})
 
 
 def read_record(shard: Shard) -> Record:
@@ -276,14 +276,14 @@ def restore(run: Run, folder: Path, background: Background) -> Saver:
     run_ids: list[str | None] = []
     shard = _newest(run, folder) if run.config.resume else None
     if shard is not None:
-        run, progress = _resumed(run, shard)
+        run, progress = _resume_from(run, shard)
         run_ids.append(shard.record.get("run_id"))
         terminal.say(f"resuming from the checkpoint of step {progress.step}")
     elif run.config.resume:
         summary = {}
         if group.is_first:
             check_config(out, run.config)
-            summary = _finished(out, run.config)
+            summary = _read_finished_summary(out, run.config)
         if group.largest(bool(summary)):
             raise Finished(out, summary)
         terminal.say(f"no checkpoint in {out}: the run starts from the beginning")
@@ -442,7 +442,7 @@ def _check_pieces(trainer: DataParallel, like: TrainState, shard: Shard) -> None
             raise Incomplete(f"array {name}: {error}") from None
 
 
-def _resumed(run: Run, shard: Shard) -> tuple[Run, Progress]:
+def _resume_from(run: Run, shard: Shard) -> tuple[Run, Progress]:
     """Returns the run with a checkpoint's state, and the progress until then."""
     config = run.config
     trainer = run.trainer
@@ -491,7 +491,7 @@ def _resumed(run: Run, shard: Shard) -> tuple[Run, Progress]:
     return run._replace(state=state), progress
 
 
-def _finished(out: Path, config: RunConfig) -> dict[str, Any]:
+def _read_finished_summary(out: Path, config: RunConfig) -> dict[str, Any]:
     """Returns the summary of the whole run in a folder; {} if there is none."""
     with suppress(files.Damaged, OSError):
         finished_run = run_folder.read_run(out)
@@ -536,12 +536,12 @@ def check_settings(
         config: the config of the run to resume.
         has_same_workers: whether both have the same number of workers.
     """
-    values = files.plain(config.values("run"))
+    values = files.to_json_value(config.values("run"))
     # A run started before a flag existed used the flag's default.
     defaults = {x.parameter: x.default for x in SETTINGS.values() if x.scope == "run"}
-    defaults |= factories.describe(ALGORITHM, config.algo).defaults
-    defaults |= factories.describe(TASK, config.task).defaults
-    compared_values = files.plain(defaults)
+    defaults |= factories.describe_factory(ALGORITHM, config.algo).defaults
+    defaults |= factories.describe_factory(TASK, config.task).defaults
+    compared_values = files.to_json_value(defaults)
     for name, value in earlier_values.items():
         compared_values[RENAMED.get(f"{config.algo}.{name}", name)] = value
     # A flag that is gone had no effect unless it was set.

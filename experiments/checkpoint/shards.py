@@ -251,7 +251,7 @@ def _make_entries(shard: Shard) -> dict[str, np.ndarray]:
     for kind in ("own", "shared"):
         for i, (name, leaf) in enumerate(getattr(shard, kind).items()):
             leaf = np.asarray(leaf, order="C")
-            stored_leaf = leaf.view(_stored_dtype(leaf.dtype, name))
+            stored_leaf = leaf.view(_find_stored_dtype(leaf.dtype, name))
             # After a sync of 256 workers this makes the file 256 times smaller.
             is_one_row = kind == "own" and _rows_are_identical(stored_leaf)
             entries[f"{kind}/{i}"] = stored_leaf[:1] if is_one_row else stored_leaf
@@ -304,14 +304,14 @@ def _restore_leaf(stored_leaf: np.ndarray | None, entry: dict[str, Any]) -> np.n
     if stored_leaf is None:
         return blank
     stored_shape = (1, *blank.shape[1:]) if entry["once"] else blank.shape
-    stored_dtype = _stored_dtype(dtype, entry["name"])
+    stored_dtype = _find_stored_dtype(dtype, entry["name"])
     if stored_leaf.dtype != stored_dtype or stored_leaf.shape != stored_shape:
         raise ValueError(f"its array {entry['name']!r} differs from its manifest")
     leaf = stored_leaf.view(dtype)
     return np.broadcast_to(leaf, blank.shape) if entry["once"] else leaf
 
 
-def _stored_dtype(dtype: np.dtype, name: str) -> np.dtype:
+def _find_stored_dtype(dtype: np.dtype, name: str) -> np.dtype:
     """Returns the dtype in the file; raises a ValueError for non-numeric leaves."""
     if dtype.name in FOREIGN:
         return np.dtype(f"u{dtype.itemsize}")

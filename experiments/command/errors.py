@@ -144,7 +144,7 @@ def in_one_line(error: BaseException) -> str:
 
 
 @contextmanager
-def explained(flag: str, name: str) -> Iterator[None]:
+def explaining_errors(flag: str, name: str) -> Iterator[None]:
     """Explains errors raised inside, except for the ValueErrors of our own factories.
 
     Args:
@@ -173,7 +173,7 @@ def place(error: BaseException) -> str:
     return ""
 
 
-def guarded(
+def run_guarded(
     program: Callable[[ReadSignal], int | None], has_starter: bool = False
 ) -> int:
     """Runs a program: errors become one line, and a signal stops it gently.

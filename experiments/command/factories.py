@@ -15,7 +15,13 @@ from typing import Any, NamedTuple
 
 import syncalgos
 from experiments import tasks
-from experiments.command.errors import STOPS, BadRequest, explained, in_one_line, place
+from experiments.command.errors import (
+    STOPS,
+    BadRequest,
+    explaining_errors,
+    in_one_line,
+    place,
+)
 from experiments.command.words import (
     literal,
     number,
@@ -177,7 +183,7 @@ class Factory(NamedTuple):
             )
 
 
-def describe(kind: FactoryKind, name: str) -> Factory:
+def describe_factory(kind: FactoryKind, name: str) -> Factory:
     """Describes a registered factory, or a custom one.
 
     Only a custom factory is imported. Registered ones are read from their sources,
@@ -193,7 +199,7 @@ def describe(kind: FactoryKind, name: str) -> Factory:
     path = kind.files[_check_registered(kind, name)]
     functions = ast.parse(path.read_bytes()).body
     [head] = [x for x in functions if isinstance(x, ast.FunctionDef) and x.name == name]
-    return _checked(Factory(kind, name, _read_parameters(head), _read_doc(head)))
+    return _check_factory(Factory(kind, name, _read_parameters(head), _read_doc(head)))
 
 
 def _read_doc(function: ast.FunctionDef) -> str:
@@ -294,10 +300,10 @@ def of_function(kind: FactoryKind, name: str, function: Callable[..., Any]) -> F
     except (NameError, TypeError):  # only a type checker can resolve them
         hints = {}
     typed = [p.replace(annotation=hints.get(p.name, EMPTY)) for p in parameters]
-    return _checked(Factory(kind, name, typed, inspect.getdoc(function) or ""))
+    return _check_factory(Factory(kind, name, typed, inspect.getdoc(function) or ""))
 
 
-def _checked(factory: Factory) -> Factory:
+def _check_factory(factory: Factory) -> Factory:
     """Returns the factory; raises a BadRequest for a parameter named as a flag."""
     reserved_names = sorted({*factory.flags} & {*RESERVED.split()})
     if reserved_names:
@@ -342,7 +348,7 @@ def call(
         BadRequest: a custom factory raised an error.
         ValueError: a registered factory refused its arguments.
     """
-    with explained(kind.flag, name):
+    with explaining_errors(kind.flag, name):
         if factory is None:
             factory = find_function(kind, name)
         spelled = spellings(inspect.signature(factory).parameters)
@@ -351,7 +357,7 @@ def call(
             names.get(flag, flag): x for flag, x in arguments.items()
         }
         built = factory(
-            **arguments_by_parameter, **passed_arguments(kind, factory, offered)
+            **arguments_by_parameter, **select_offered(kind, factory, offered)
         )
         check(built)
     return built
@@ -426,7 +432,7 @@ def _import(kind: FactoryKind, name: str) -> Callable[..., Any]:
     return names[attribute]
 
 
-def passed_arguments(
+def select_offered(
     kind: FactoryKind, factory: Callable[..., Any], offered: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Returns the offered values that the factory has parameters for."""

@@ -16,10 +16,10 @@ from experiments.command.factories import (
     TASK,
     Factory,
     FactoryKind,
-    describe,
+    describe_factory,
 )
-from experiments.command.settings import MOST_CHOICES, Setting, read_settings
-from experiments.command.words import as_words, cleaned, nearest_flag
+from experiments.command.settings import MOST_CHOICES, FlagSetting, read_settings
+from experiments.command.words import as_words, clean_words, nearest_flag
 
 PROGRAM = "python -m experiments.run"
 PAPER = "paper"  # the preset with the values of an algorithm's paper
@@ -77,13 +77,13 @@ def parse_flags(
     Raises:
         BadRequest: one line says what was wrong and what is possible.
     """
-    words = cleaned(argv)
+    words = clean_words(argv)
     settings = read_settings(config)
     own_factories = [*(factories or _find_factories(words, settings))]
     if {"-h", "--help", "--help-all"} & {*words}:
         own_factories = [x for x in own_factories if _find_word(words, x.kind.flag)]
         shown_settings = (
-            settings if "--help-all" in words else shortened(settings, basic)
+            settings if "--help-all" in words else shorten_help(settings, basic)
         )
         make_parser(shown_settings, own_factories).parse_args(["--help"])
     parser = make_parser(settings, own_factories)
@@ -104,10 +104,10 @@ def config_words(config: Any) -> list[str]:
 
     Flags at their defaults are left out, except for the algorithm and the task.
     """
-    return as_words(changed_values(config))
+    return as_words(find_changed_values(config))
 
 
-def changed_values(config: Any) -> dict[str, Any]:
+def find_changed_values(config: Any) -> dict[str, Any]:
     """Returns the values by flag that give a config of a run, without the seed.
 
     Those at their defaults are left out, except for the algorithm and the task.
@@ -138,9 +138,9 @@ def _find_word(words: Sequence[str], flag: str) -> str | None:
     return flag_value
 
 
-def shortened(
-    settings: Mapping[str, Setting], basic: Collection[str]
-) -> dict[str, Setting]:
+def shorten_help(
+    settings: Mapping[str, FlagSetting], basic: Collection[str]
+) -> dict[str, FlagSetting]:
     """Returns the basic settings, in one group and without long lists of choices."""
     basic_settings = {}
     for name, setting in settings.items():
@@ -153,7 +153,7 @@ def shortened(
 
 
 def _find_factories(
-    words: Sequence[str], settings: Mapping[str, Setting]
+    words: Sequence[str], settings: Mapping[str, FlagSetting]
 ) -> list[Factory]:
     """Returns the algorithm and the task that a command line names, or the defaults."""
     algo, task = (_find_word(words, x) or settings[x].default for x in ("algo", "task"))
@@ -166,9 +166,9 @@ def describe_factories(algo: str, task: str, preset: str | None) -> list[Factory
     Raises:
         BadRequest: an unknown name, or a module that cannot be imported.
     """
-    algorithm = describe(ALGORITHM, algo)
+    algorithm = describe_factory(ALGORITHM, algo)
     algorithm = algorithm.published() if preset == PAPER else algorithm
-    return [algorithm, describe(TASK, task)]
+    return [algorithm, describe_factory(TASK, task)]
 
 
 def parser_for(words: Sequence[str], config: type) -> Parser:
@@ -211,7 +211,7 @@ def make_config(
 
 
 def make_parser(
-    settings: Mapping[str, Setting], own_factories: Sequence[Factory] = ()
+    settings: Mapping[str, FlagSetting], own_factories: Sequence[Factory] = ()
 ) -> Parser:
     """Returns the parser of all flags, those of own_factories included."""
     see_also = None
@@ -268,7 +268,9 @@ def command_parser(
     return parser
 
 
-def add_settings(parser: argparse.ArgumentParser, settings: Iterable[Setting]) -> None:
+def add_settings(
+    parser: argparse.ArgumentParser, settings: Iterable[FlagSetting]
+) -> None:
     """Adds flags in their groups."""
     groups: dict[str, argparse._ActionsContainer] = {"": parser}
     for setting in settings:
@@ -290,7 +292,7 @@ def add_settings(parser: argparse.ArgumentParser, settings: Iterable[Setting]) -
 def catalogue() -> str:
     """Returns the output of --list: one line for each algorithm and each task."""
     # Imports rich, which a bad request does not need.
-    from experiments.command.text_tables import terminal_width, wrapped
+    from experiments.command.text_tables import terminal_width, wrap_text
 
     name_width = max(map(len, [*ALGORITHM.files, *TASK.files]))
     width = terminal_width()
@@ -298,9 +300,9 @@ def catalogue() -> str:
     for kind in (ALGORITHM, TASK):
         lines.append(f"{kind.noun}s (--{kind.flag} NAME):")
         for name in kind.files:
-            line = f"  {name:<{name_width}}  {describe(kind, name).summary}"
-            lines += wrapped(line, width, " " * (name_width + 4))
-    lines += wrapped(f"To see the flags of one: {PROGRAM} --algo NAME --help", width)
+            line = f"  {name:<{name_width}}  {describe_factory(kind, name).summary}"
+            lines += wrap_text(line, width, " " * (name_width + 4))
+    lines += wrap_text(f"To see the flags of one: {PROGRAM} --algo NAME --help", width)
     return "\n".join(lines)
 
 
@@ -323,4 +325,4 @@ def _explain_unknown(
 
 def find_owners(kind: FactoryKind, parameter: str) -> list[str]:
     """Returns the registered algorithms, or tasks, that have this flag."""
-    return [x for x in kind.files if parameter in describe(kind, x).flags]
+    return [x for x in kind.files if parameter in describe_factory(kind, x).flags]

@@ -42,7 +42,7 @@ METAVARS: dict[Any, str] = {
 }
 
 
-class Group(NamedTuple):
+class FlagGroup(NamedTuple):
     """Fields that --help shows together.
 
     Attributes:
@@ -54,7 +54,7 @@ class Group(NamedTuple):
     scope: Scope = "run"
 
 
-class Setting(NamedTuple):
+class FlagSetting(NamedTuple):
     """A field of a config, as the command line knows it.
 
     Attributes:
@@ -80,7 +80,7 @@ class Setting(NamedTuple):
     text: str
     default: Any = None
     otherwise: str = ""
-    group: Group | None = None
+    group: FlagGroup | None = None
     metavar: str = ""
     choices: tuple[str, ...] = ()
     least: int | None = None
@@ -143,7 +143,7 @@ class Setting(NamedTuple):
 
 def flag(*arguments: Any, **keywords: Any) -> Any:
     """Makes a field of a config, from the arguments of `Setting`."""
-    setting = Setting(*arguments, **keywords)
+    setting = FlagSetting(*arguments, **keywords)
     return dataclasses.field(default=setting.default, metadata={"setting": setting})
 
 
@@ -151,10 +151,10 @@ count = partial(flag, least=1)
 """Makes a field of a config for a number of at least 1."""
 
 
-def read_settings(config: type) -> dict[str, Setting]:
+def read_settings(config: type) -> dict[str, FlagSetting]:
     """Returns the settings of a config by the names of its fields, in their order."""
     settings = {}
-    group = Group()
+    group = FlagGroup()
     for field in dataclasses.fields(config):
         setting = field.metadata.get("setting")
         if setting is None:
@@ -174,20 +174,20 @@ def read_settings(config: type) -> dict[str, Setting]:
     return settings
 
 
-def plain(value: Any) -> Any:
+def to_plain_value(value: Any) -> Any:
     """Returns the number of a NumPy or jax scalar, and the text of a path.
 
     A mapping is frozen, as configs are.
     """
     if isinstance(value, Mapping):
-        return MappingProxyType({key: plain(x) for key, x in value.items()})
+        return MappingProxyType({key: to_plain_value(x) for key, x in value.items()})
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     is_scalar = hasattr(value, "item") and getattr(value, "ndim", 0) == 0
     return value.item() if is_scalar else value
 
 
-def checked(settings: Mapping[str, Setting], config: Any) -> None:
+def convert_values(settings: Mapping[str, FlagSetting], config: Any) -> None:
     """Makes a config's values those of its flags, such as paths of texts.
 
     Raises:
@@ -207,7 +207,7 @@ def checked(settings: Mapping[str, Setting], config: Any) -> None:
             setting.check(value)
 
 
-def _convert(value: Any, setting: Setting) -> Any:
+def _convert(value: Any, setting: FlagSetting) -> Any:
     """Returns a value in the type of its setting."""
-    value = plain(value)
+    value = to_plain_value(value)
     return Path(value) if setting.read is Path and isinstance(value, str) else value

@@ -11,7 +11,7 @@ from rich.table import Column
 from rich.text import Text
 
 from experiments.command.stopping import printable, say
-from experiments.command.text_tables import wrapped
+from experiments.command.text_tables import wrap_text
 
 MISSING = "–"
 # (columns of a terminal, from which on the bar has this width)
@@ -55,7 +55,7 @@ class _Bar(ProgressDisplay):
 
 
 @contextmanager
-def report(steps: int) -> Iterator[ProgressDisplay]:
+def open_report(steps: int) -> Iterator[ProgressDisplay]:
     """Yields a progress bar if stderr is a terminal, plain lines otherwise."""
     count = progress.MofNCompleteColumn(table_column=Column(no_wrap=True))
     time_left = progress.TimeRemainingColumn(table_column=Column(no_wrap=True))
@@ -112,7 +112,7 @@ def above(bar: progress.Progress, text: str) -> None:
     """Prints a line above a bar, if there is one."""
     if bar.disable:
         return say(text)
-    for line in wrapped(printable(text), bar.console.width):
+    for line in wrap_text(printable(text), bar.console.width):
         # Brackets in an error message are not markup.
         bar.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
@@ -152,7 +152,7 @@ def count(x: float) -> str:
     return f"{x:,.0f}" if x >= 10 else f"{x:.2g}"
 
 
-def size(bytes_: float) -> str:
+def format_bytes(bytes_: float) -> str:
     """Formats a number of bytes."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if bytes_ < 1000 or unit == "TB":

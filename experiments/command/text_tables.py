@@ -51,12 +51,12 @@ def terminal_width() -> int | None:
     return max(shutil.get_terminal_size().columns, LEAST_WIDTH)
 
 
-def tied(text: str) -> str:
+def tie_units(text: str) -> str:
     """Returns a text with no-break spaces between numbers and their units."""
     return TIED.sub(NO_BREAK, text)
 
 
-def wrapped(text: str, width: int | None, indent: str = "") -> list[str]:
+def wrap_text(text: str, width: int | None, indent: str = "") -> list[str]:
     """Returns a text in lines that are no wider than the terminal.
 
     Args:
@@ -81,7 +81,9 @@ def wrapped(text: str, width: int | None, indent: str = "") -> list[str]:
     return [x.replace(NO_BREAK, " ").rstrip() for x in [*lines, line]]
 
 
-def table(rows: Sequence[Row], columns: Columns, width: int | None) -> list[str]:
+def format_text_table(
+    rows: Sequence[Row], columns: Columns, width: int | None
+) -> list[str]:
     """Returns a table in lines, which are no wider than the terminal.
 
     If it is too wide, headings wrap at spaces, then columns of text. If that does not
@@ -105,9 +107,9 @@ def table(rows: Sequence[Row], columns: Columns, width: int | None) -> list[str]
             lines = _lines(rows, widths)
             if left_out:
                 note = f"(no room for: {', '.join(left_out)}; {columns.elsewhere})"
-                lines += wrapped(note, width)
+                lines += wrap_text(note, width)
             return lines
-    return _stacked(rows, width)
+    return _stack_rows(rows, width)
 
 
 def definitions(texts: Row, width: int | None, indent: int = 2) -> list[str]:
@@ -131,22 +133,22 @@ def definitions(texts: Row, width: int | None, indent: int = 2) -> list[str]:
         least_width = max(LEAST_TEXT, _widest_word(text))
         if width is not None and text_width is not None and text_width < least_width:
             # It has more room below its name.
-            lines += wrapped(f"{start}{name}", width, start)
-            lines += wrapped(f"{start}{start}{text}", width, f"{start}{start}")
+            lines += wrap_text(f"{start}{name}", width, start)
+            lines += wrap_text(f"{start}{start}{text}", width, f"{start}{start}")
             continue
-        name_lines = wrapped(name, None if width is None else name_width - GAP)
-        text_lines = wrapped(text, text_width)
+        name_lines = wrap_text(name, None if width is None else name_width - GAP)
+        text_lines = wrap_text(text, text_width)
         for head, line in zip_longest(name_lines, text_lines, fillvalue=""):
             lines.append(f"{start}{set_cell_size(head, name_width)}{line}".rstrip())
     return lines
 
 
-def _stacked(rows: Sequence[Row], width: int) -> list[str]:
+def _stack_rows(rows: Sequence[Row], width: int) -> list[str]:
     """Returns each row as its name and, below it, its other columns."""
     lines = []
     for row in rows:
         (_, label), *other_cells = row.items()
-        for line in [*wrapped(label, width), *definitions(dict(other_cells), width)]:
+        for line in [*wrap_text(label, width), *definitions(dict(other_cells), width)]:
             # Labels are the user's: one word may be wider than the terminal.
             lines += chop_cells(line, width) or [line]
     return lines
@@ -156,7 +158,7 @@ def _lines(rows: Sequence[Row], widths: Mapping[str, int]) -> list[str]:
     """Returns the heading and the rows, in columns of these widths."""
     lines = []
     for row in [{name: name for name in widths}, *rows]:
-        cells = [wrapped(row[name], width) for name, width in widths.items()]
+        cells = [wrap_text(row[name], width) for name, width in widths.items()]
         for parts in zip_longest(*cells, fillvalue=""):
             sized = map(set_cell_size, parts, widths.values())
             lines.append((" " * GAP).join(sized).rstrip())
@@ -204,4 +206,4 @@ def _widest_word(text: str) -> int:
 
 def _words(text: str) -> list[str]:
     """Returns what must stay in one line each."""
-    return BEFORE_FIGURE.sub(NO_BREAK, tied(text)).split(" ")
+    return BEFORE_FIGURE.sub(NO_BREAK, tie_units(text)).split(" ")

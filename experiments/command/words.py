@@ -27,7 +27,7 @@ def nearest_flag(flag: str, flags: Iterable[str]) -> str:
     return checks.nearest(flag, flags)
 
 
-def cleaned(argv: Iterable[str]) -> list[str]:
+def clean_words(argv: Iterable[str]) -> list[str]:
     """Returns the words of a command line with dashes in the names of flags.
 
     Underscores are accepted, as in the names of Python parameters.

@@ -130,7 +130,7 @@ class Column(NamedTuple):
     remarks: Sequence[str] = ()
 
 
-class Inputs(NamedTuple):
+class ColumnInputs(NamedTuple):
     """The inputs that a model gets of a column.
 
     Attributes:
@@ -155,12 +155,12 @@ class Remarks:
     def sentences(self) -> list[str]:
         """Returns the sentences with the names of their columns."""
         return [
-            sentence.format(columns=listed(columns))
+            sentence.format(columns=list_names(columns))
             for sentence, columns in self._columns.items()
         ]
 
 
-def listed(names: Sequence[str]) -> str:
+def list_names(names: Sequence[str]) -> str:
     """Returns up to ten names, and how many there are beside them."""
     if len(names) > 10:
         return f"{', '.join(names[:10])} and {len(names) - 10} more"
@@ -291,9 +291,9 @@ def _number_column(
     return Column(name, "numbers", values[:, None], offset, num_distinct, (), remarks)
 
 
-def encode(
+def encode_column(
     column: Column, train: np.ndarray, parts: Sequence[np.ndarray], remarks: Remarks
-) -> Inputs | None:
+) -> ColumnInputs | None:
     """Makes the inputs of a column, from statistics of the rows to train on alone.
 
     Args:
@@ -318,10 +318,12 @@ def encode(
         return None
     if column.kind == "words":
         return _categories(column, train, remarks)
-    return _standardized(column, train, parts, remarks)
+    return _standardize(column, train, parts, remarks)
 
 
-def _categories(column: Column, train: np.ndarray, remarks: Remarks) -> Inputs | None:
+def _categories(
+    column: Column, train: np.ndarray, remarks: Remarks
+) -> ColumnInputs | None:
     """Makes an input of each word that the rows to train on have."""
     name = column.name
     words = column.words
@@ -359,12 +361,12 @@ def _categories(column: Column, train: np.ndarray, remarks: Remarks) -> Inputs |
             num_unseen += 1
     if num_unseen:
         remarks.add(HAS_UNSEEN_WORDS, f"{name!r} ({num_unseen})")
-    return Inputs(x, {"column": name, "kind": "words", "categories": categories})
+    return ColumnInputs(x, {"column": name, "kind": "words", "categories": categories})
 
 
-def _standardized(
+def _standardize(
     column: Column, train: np.ndarray, parts: Sequence[np.ndarray], remarks: Remarks
-) -> Inputs | None:
+) -> ColumnInputs | None:
     """Makes an input of mean 0 and deviation 1 over the rows to train on."""
     name = column.name
     numbers = column.numbers
@@ -412,7 +414,7 @@ def _standardized(
     facts["offset"] = str(column.offset + zero)
     facts["mean"] = float(mean)
     facts["deviation"] = None if is_equal else float(deviation)
-    return Inputs(x[..., None], facts)
+    return ColumnInputs(x[..., None], facts)
 
 
 def is_row_number(numbers: np.ndarray, parts: Sequence[np.ndarray]) -> bool:

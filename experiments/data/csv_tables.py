@@ -9,7 +9,13 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from experiments.data.columns import is_date, is_gap, listed, normalize, parse_number
+from experiments.data.columns import (
+    is_date,
+    is_gap,
+    list_names,
+    normalize,
+    parse_number,
+)
 from experiments.files import read_bytes
 from syncalgos import checks
 
@@ -267,7 +273,7 @@ def find_column(path: Path, names: Sequence[str], column: str) -> int:
     name = column.strip() or names[-1]
     if name not in names:
         raise ValueError(
-            f"--column: there is no column {column!r}: {path} has {listed(names)}"
+            f"--column: there is no column {column!r}: {path} has {list_names(names)}"
             f"{checks.nearest(name, names)}"
         )
     return names.index(name)

@@ -12,7 +12,7 @@ from experiments.command.errors import (
     BadRequest,
     MayPass,
     explain,
-    explained,
+    explaining_errors,
     may_pass,
 )
 from experiments.command.stopping import say
@@ -89,7 +89,7 @@ def load_data(read: Callable[[], Data], name: str, share: float | None) -> Data:
     Raises:
         ValueError: the data cannot be used; one line says why.
     """
-    with explained("task", name):
+    with explaining_errors("task", name):
         data = read()
         check_data(data)
     if share is not None:

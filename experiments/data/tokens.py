@@ -88,7 +88,7 @@ class Documents:
         for path in self.files:
             builder = _builder(path)
             if not builder:
-                yield from _plain_text(path)
+                yield from _read_plain_text(path)
             elif path.stat().st_size:  # datasets refuses an empty file
                 yield from self._texts(builder, data_files=glob.escape(str(path)))
 
@@ -163,11 +163,11 @@ def _builder(path: Path) -> str | None:
     return next((ROWS[x] for x in path.suffixes[-2:] if x in ROWS), None)
 
 
-def _plain_text(path: Path) -> Iterator[tuple[str, bool]]:
+def _read_plain_text(path: Path) -> Iterator[tuple[str, bool]]:
     """Yields a document from a file, in pieces that end with a line if possible."""
     unread_text = ""
     is_empty = True
-    for text in _decoded(path):
+    for text in _decode_text(path):
         pending_text = unread_text + text
         is_empty = is_empty and not text
         # The end of a line is usually also the end of a token.
@@ -181,7 +181,7 @@ def _plain_text(path: Path) -> Iterator[tuple[str, bool]]:
         yield "", True
 
 
-def _decoded(path: Path) -> Iterator[str]:
+def _decode_text(path: Path) -> Iterator[str]:
     """Yields the text of a file as it is read."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     end = 0
@@ -241,7 +241,9 @@ def from_file(path: Path, end: str) -> "Tokenizer":
     return tokenizer
 
 
-def trained(documents: Documents, size: int, end: str, folder: Path) -> "Tokenizer":
+def train_tokenizer(
+    documents: Documents, size: int, end: str, folder: Path
+) -> "Tokenizer":
     """Trains a byte-level BPE tokenizer on the beginning of a text, or loads it.
 
     Args:
@@ -278,7 +280,7 @@ def trained(documents: Documents, size: int, end: str, folder: Path) -> "Tokeniz
         raise ValueError(f"{path} is damaged: remove it") from None
 
 
-def tokenized(
+def tokenize_text(
     documents: Documents,
     tokenizer: "Tokenizer",
     end: str,
@@ -307,7 +309,7 @@ def tokenized(
         count = 0
         digest = hashlib.sha256()
         with replacing(path) as out:
-            for token_block in _encoded(documents, tokenizer, end, limit):
+            for token_block in _encode_text(documents, tokenizer, end, limit):
                 values = np.array(token_block, dtype).tobytes()
                 out.write(values)
                 digest.update(values)
@@ -325,16 +327,16 @@ def tokenized(
         is_dated = file_status.st_mtime_ns == note.stat().st_mtime_ns
         is_whole = file_status.st_size == stored_note["tokens"] * dtype.itemsize
         if not (is_whole and (is_dated or sha256(path) == stored_note["sha256"])):
-            raise damaged(path)
+            raise make_damage_error(path)
         # By this time a change of the file is seen.
         with suppress(OSError):  # it may be read-only: then each start checks the file
             os.utime(note, ns=(file_status.st_mtime_ns, file_status.st_mtime_ns))
         return Tokens(np.memmap(path, dtype, "r"), stored_note["sha256"])
     except (FileNotFoundError, KeyError, TypeError, ValueError):
-        raise damaged(path) from None
+        raise make_damage_error(path) from None
 
 
-def damaged(path: Path) -> ValueError:
+def make_damage_error(path: Path) -> ValueError:
     """Makes the error for a damaged file of tokens or its note."""
     note = path.with_suffix(".json").name
     return ValueError(f"{path} or {note} is damaged: remove both")
@@ -397,7 +399,7 @@ def _batches(documents: Documents) -> Iterator[list[tuple[str, bool]]]:
         yield batch
 
 
-def _encoded(
+def _encode_text(
     documents: Documents, tokenizer: "Tokenizer", end: str, limit: int | None
 ) -> Iterator[list[Any]]:
     """Yields the tokens of a text, with a progress bar on a terminal."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.command.errors import BadRequest
-from experiments.files import needed, open_regular
+from experiments.files import open_regular, refuse_os_errors
 
 MOST_BYTES = 1 << 24  # of certificates; those of an operating system take 250 kB
 # X509_V_FLAG_NO_CHECK_TIME of OpenSSL, which the module ssl does not name.
@@ -49,7 +49,7 @@ def check_certificates(
         uri_prefix: with what one of the certificate's URIs must begin.
     """
     for name, path in files.items():
-        with needed(name, Path(path)):
+        with refuse_os_errors(name, Path(path)):
             open_regular(path, MOST_BYTES).close()
     (cert_name, cert_path), (key_name, key_path), authority = files.items()
     own_files = _Files(cert_name, cert_path, key_name, key_path, *authority)

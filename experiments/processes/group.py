@@ -1,14 +1,14 @@
 """Runs a command line in the processes that it asks for: one, or several."""
 
-from experiments.command.errors import BadRequest, guarded, refusing
+from experiments.command.errors import BadRequest, refusing, run_guarded
 from experiments.command.stopping import ReadSignal
 from experiments.processes import network
-from experiments.processes.starter import find_starter_argv, start
+from experiments.processes.starter import find_starter_argv, start_processes
 from experiments.training.config import RunConfig, parse
 from experiments.training.process_group import ProcessGroup
 
 
-def run(argv: list[str], started: float) -> int:
+def run_in_processes(argv: list[str], started: float) -> int:
     """Executes the run of a command line in as many processes as it requests.
 
     The run may use only this process. It may use several processes that this command
@@ -26,22 +26,24 @@ def run(argv: list[str], started: float) -> int:
     def program(read_signal: ReadSignal) -> int:
         config = parse(argv)
         _check_files(config)
-        group = requested(config)
+        group = find_requested_processes(config)
         if config.processes > 1:
-            return start(config, argv)
+            return start_processes(config, argv)
         # Imported late: these import jax, so a bad request is reported faster without.
-        from experiments.one_run import make
+        from experiments.one_run import make_run_of_command
 
         if not group.coordinator:
-            return make(config, argv, started, read_signal)
+            return make_run_of_command(config, argv, started, read_signal)
         from experiments.processes.join import Member
 
         def train(config: RunConfig, group: ProcessGroup) -> int:
-            return make(config, starter_argv or argv, started, read_signal, group)
+            return make_run_of_command(
+                config, starter_argv or argv, started, read_signal, group
+            )
 
         return Member(group, read_signal, starter_argv is not None).run(config, train)
 
-    return guarded(program, has_starter=starter_argv is not None)
+    return run_guarded(program, has_starter=starter_argv is not None)
 
 
 def _check_files(c: RunConfig) -> None:
@@ -54,7 +56,7 @@ def _check_files(c: RunConfig) -> None:
         )
 
 
-def requested(config: RunConfig) -> ProcessGroup:
+def find_requested_processes(config: RunConfig) -> ProcessGroup:
     """Returns the processes that a config requests; only schedulers' need jax.
 
     Raises:
@@ -120,4 +122,4 @@ def _joining(c: RunConfig) -> ProcessGroup | None:
     if set_flags:
         missing_flag = next(flag for flag in values_by_flag if flag not in set_flags)
         raise ValueError(f"{set_flags[0]} also needs {missing_flag}")
-    return network.detected(c.init_timeout) if c.distributed == "auto" else None
+    return network.detect_process(c.init_timeout) if c.distributed == "auto" else None

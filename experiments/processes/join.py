@@ -279,7 +279,7 @@ def join(
 def _check_port(coordinator: str, log: Callable[[str], None]) -> None:
     """Checks that process 0 can listen at its address."""
     host, port = network.address(coordinator)
-    own_address = network.own_address(host)
+    own_address = network.find_own_address(host)
     if own_address is None and network.is_address(host):
         raise Unconnected(
             f"process 0 cannot listen at {host}, which is not an address of this "
@@ -363,7 +363,9 @@ def _store() -> Any:
 def _exchange(config: RunConfig, group: ProcessGroup) -> list[Hello]:
     """Sends this process's introduction to all, and returns theirs."""
     values = config.values("run", "start")
-    facts = {flag_name(name): files.plain(value) for name, value in values.items()}
+    facts = {
+        flag_name(name): files.to_json_value(value) for name, value in values.items()
+    }
     facts |= {"--num-processes": group.processes, **versions()}
     out = config.out or run_folder.default_out(config.task, config.algo)
     hello = Hello([*network.host()], facts, str(out))

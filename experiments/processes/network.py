@@ -42,12 +42,12 @@ def address(text: str, name: str = "--coordinator") -> tuple[str, int]:
     return match[1] or match[2], int(match[3])
 
 
-def joined_address(host: str, port: int) -> str:
+def join_address(host: str, port: int) -> str:
     """Joins HOST:PORT, with brackets where the host has colons."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def own_address(host: str) -> str | None:
+def find_own_address(host: str) -> str | None:
     """Finds the address of this machine that a host name or an address refers to.
 
     Returns:
@@ -137,7 +137,7 @@ SKYPILOT = ("SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES", "SKYPILOT_NODE_IPS")
 SKYPILOT += ("JAX_COORDINATOR_PORT",)
 
 
-def detected(seconds: float) -> ProcessGroup:
+def detect_process(seconds: float) -> ProcessGroup:
     """Returns this process among those that a program has started with it.
 
     torchrun, Kubeflow and SkyPilot are tried first: they run on Kubernetes and Slurm,
@@ -169,7 +169,7 @@ def _by_variables(rank: str, size: str, hosts: str, port: str) -> tuple[int, int
     """Returns what the variables of these names say, in the order of ProcessGroup."""
     # torchrun itself listens at its port; we take the next one.
     shift = rank == TORCH[0] and "TORCHELASTIC_RUN_ID" in os.environ
-    where = joined_address(
+    where = join_address(
         os.environ[hosts].split()[0], _read_whole_number(port, "9999") + shift
     )
     return _read_whole_number(rank), _read_whole_number(size), where
@@ -238,8 +238,8 @@ def listen_towards(coordinator: str) -> str | None:
     runtime.make_gloo_tcp_collectives = partial(
         runtime.make_gloo_tcp_collectives, hostname=_address_towards(host, port)
     )
-    meant = own_address(host)
-    return None if meant is None else joined_address(meant, port)
+    meant = find_own_address(host)
+    return None if meant is None else join_address(meant, port)
 
 
 def _address_towards(host: str, port: int) -> str:

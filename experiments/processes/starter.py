@@ -31,7 +31,7 @@ TICK = 0.05  # seconds between two looks at the processes
 GRACE = 10.0  # seconds for the others to end by themselves after a loss
 
 
-def start(config: RunConfig, argv: list[str]) -> int:
+def start_processes(config: RunConfig, argv: list[str]) -> int:
     """Starts all processes of a run, again after a loss; returns the exit code.
 
     Only a loss (75) leads to a restart: after a bad request, an error, a divergence or
@@ -57,7 +57,7 @@ def start(config: RunConfig, argv: list[str]) -> int:
             code, is_killed = _attempt(flags, argv, config.processes, received)
             if code != TERMINATED or received:
                 break
-            reached_step = None if is_killed else _reached(out)
+            reached_step = None if is_killed else _read_progress(out)
             if reached_step is not None and reached_step == earlier_step:
                 say("it ended at the same step as before: no restart")
                 code = FAILED
@@ -66,7 +66,7 @@ def start(config: RunConfig, argv: list[str]) -> int:
         return stopping.decide(code)
 
 
-def _reached(out: Path) -> tuple[list[str], int]:
+def _read_progress(out: Path) -> tuple[list[str], int]:
     """Returns what tells how far a run has come: its checkpoints and evaluations."""
     steps = sorted(path.name for path in out.glob("checkpoints/step-*"))
     try:
@@ -136,15 +136,19 @@ def watch(children: Sequence[subprocess.Popen[bytes]], received: list[int]) -> i
             # Unlike SIGINT, it ends a process quietly that has no handler yet.
             for child in children:
                 child.send_signal(signal.SIGTERM)
-        if not {*codes} <= {None, *_expected(signal_number)}:
+        if not {*codes} <= {None, *_expected_codes(signal_number)}:
             deadline = min(deadline, current_time + GRACE)
-        if received[1:] or _killed(codes, signal_number) or codes[0] == UNCONNECTED:
+        if (
+            received[1:]
+            or _find_killing_signals(codes, signal_number)
+            or codes[0] == UNCONNECTED
+        ):
             deadline = current_time
         if current_time >= deadline:
             break
         time.sleep(TICK)
         codes = [child.poll() for child in children]
-    expected = _expected(signal_number)
+    expected = _expected_codes(signal_number)
     _kill([x for x, code in zip(children, codes, strict=True) if code not in expected])
     if received[1:] and None in codes:
         return stopping.stop_code(received[0])
@@ -175,7 +179,7 @@ def verdict(
         asked: the signal that asked the run to stop, or 0.
     """
     stop_code = stopping.stop_code(signal_number) if signal_number else TERMINATED
-    signals = _killed(codes, signal_number)
+    signals = _find_killing_signals(codes, signal_number)
     error_codes = [code for code in codes if code and 0 < code != TERMINATED]
     frozen_processes = [i for i, code in enumerate(codes) if code is None]
     if not signals and error_codes:
@@ -197,7 +201,7 @@ def verdict(
     ]
 
 
-def _expected(signal_number: int) -> tuple[int, ...]:
+def _expected_codes(signal_number: int) -> tuple[int, ...]:
     """Returns exit codes that do not tell of a loss."""
     return (
         COMPLETED,
@@ -206,10 +210,12 @@ def _expected(signal_number: int) -> tuple[int, ...]:
     )
 
 
-def _killed(codes: Sequence[int | None], signal_number: int) -> dict[int, int]:
+def _find_killing_signals(
+    codes: Sequence[int | None], signal_number: int
+) -> dict[int, int]:
     """Returns the signals that killed processes, without those that follow a loss."""
     # jax aborts a process that has lost another one.
-    expected = (-signal.SIGABRT, *_expected(signal_number))
+    expected = (-signal.SIGABRT, *_expected_codes(signal_number))
     return {i: -x for i, x in enumerate(codes) if x and x < 0 and x not in expected}
 
 

@@ -530,10 +530,10 @@ def compare_pairs(
     difference_by_pair: dict[frozenset[int], Difference | None] = {}
     differences = []
     for row, base in (*pairs, *other_pairs):
-        difference = statistics.paired(row.final, base.final)
+        difference = statistics.find_difference(row.final, base.final)
         difference_by_pair[_pair_key(row, base)] = difference
         differences.append(difference)
-    p_values = statistics.corrected([*difference_by_pair.values()])
+    p_values = statistics.correct_p_values([*difference_by_pair.values()])
     p_by_pair = dict(zip(difference_by_pair, p_values, strict=True))
     corrected_differences = []
     for (row, base), difference in zip(pairs, differences, strict=False):

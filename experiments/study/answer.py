@@ -114,7 +114,7 @@ def _lead_alike(top: Row, alike: Sequence[Row], measure: Measure) -> str:
     """Returns the line where no row can be distinguished from the best."""
     unequal = [row for row in alike if row.final != top.final]
     second = results.leader(unequal or alike, measure) or top
-    difference = statistics.paired(top.final, second.final)
+    difference = statistics.find_difference(top.final, second.final)
     if not unequal and len(alike) > 1:
         return say("lead.all_equal", labels=_row_labels([top, *alike]))
     if not unequal or difference is None:

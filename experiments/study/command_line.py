@@ -375,7 +375,7 @@ def _read_values(flag: str, name: str, value_text: str) -> Axis:
         bounds, count, near, near_seeds = _read_range(value_text)
         if near and flag == "--sweep":
             raise ValueError("values near the best are for --tune: leave out +MORE")
-        values = spaced(*bounds, count)
+        values = space_values(*bounds, count)
         if len(values) < count:
             raise ValueError(
                 f"there are not {count} whole numbers in this range; write the ends "
@@ -445,7 +445,7 @@ def _read_range(text: str) -> tuple[tuple[float, float, bool], int, int, int]:
     return (low, high, is_log), count, near, near_seeds
 
 
-def spaced(low: float, high: float, logarithmic: bool, count: int) -> Words:
+def space_values(low: float, high: float, logarithmic: bool, count: int) -> Words:
     """Returns evenly spaced values, with three digits, or more if two would be equal.
 
     Between ints they are whole, and fewer than `count` if some would be identical.

@@ -15,9 +15,9 @@ from experiments.command.errors import BadRequest, refusing
 from experiments.command.factories import ALGORITHM, YOUR_OWN
 from experiments.command.flags import PAPER
 from experiments.command.settings import (
-    Group,
-    Setting,
-    checked,
+    FlagGroup,
+    FlagSetting,
+    convert_values,
     count,
     flag,
     read_settings,
@@ -25,7 +25,7 @@ from experiments.command.settings import (
 from experiments.command.words import (
     Words,
     as_words,
-    cleaned,
+    clean_words,
     flag_groups,
 )
 from experiments.study import presets
@@ -66,7 +66,7 @@ class StudyFlags:
         "algorithms to compare, each with optional flags and label: 'sync_sgd, "
         "NBM=bmuf --nesterov'",
         "sync_sgd,model_averaging,bmuf",
-        group=Group("what is compared"),
+        group=FlagGroup("what is compared"),
         metavar="A,B,…",
     )
     preset: str | None = flag(
@@ -93,7 +93,7 @@ class StudyFlags:
         "LOW:HIGH:linear:COUNT or a list; log:COUNT+MORE continues beyond an end and "
         "near the best, log:COUNT+MORExSEEDS with more seeds there; may be repeated",
         (),
-        group=Group("tuning"),
+        group=FlagGroup("tuning"),
         metavar="FLAG=…",
         otherwise=f"{TUNED} if no flag changes the runs",
     )
@@ -103,7 +103,7 @@ class StudyFlags:
         "the variant that all others are compared with; if you name one, the p-values "
         "are corrected for these comparisons alone, not for those of all pairs",
         otherwise="the first",
-        group=Group("report"),
+        group=FlagGroup("report"),
         metavar="LABEL",
     )
     measure: str | None = flag(
@@ -130,7 +130,7 @@ class StudyFlags:
     jobs: int = count(
         "number of runs at a time, in parallel processes on this machine",
         1,
-        group=Group("jobs"),
+        group=FlagGroup("jobs"),
         below=MOST_JOBS,
     )
     scheduler: str | None = flag(
@@ -148,14 +148,14 @@ class StudyFlags:
     out: Path | None = flag(
         "folder of the study; the same command continues it there",
         otherwise="a folder in runs/",
-        group=Group("files"),
+        group=FlagGroup("files"),
     )
 
     shared: tuple[Words, ...] = ()
 
     def __post_init__(self) -> None:
         """Raises a ValueError for a field that is out of range."""
-        checked(SETTINGS, self)
+        convert_values(SETTINGS, self)
 
     @property
     def is_parallel(self) -> bool:
@@ -259,7 +259,7 @@ def identity(study: StudyConfig) -> dict[str, Any]:
     return content
 
 
-def read(argv: Sequence[str]) -> StudyConfig:
+def read_command_line(argv: Sequence[str]) -> StudyConfig:
     """Reads and checks a command line; --help and --version print and exit.
 
     Errors are found now, before jax is imported, rather than hours later in a run.
@@ -267,20 +267,20 @@ def read(argv: Sequence[str]) -> StudyConfig:
     Raises:
         BadRequest: a flag is unknown or out of range; one line.
     """
-    config = complete(parse(argv))
-    check(config)
+    config = complete(parse_study_flags(argv))
+    check_study(config)
     return config
 
 
-def parse(argv: Sequence[str]) -> StudyFlags:
+def parse_study_flags(argv: Sequence[str]) -> StudyFlags:
     """Reads the flags of a study and of its preset, and checks each by itself.
 
     Raises:
         BadRequest: a value is out of range; one line.
     """
-    words = cleaned(argv)
+    words = clean_words(argv)
     if {"-h", "--help"} & {*words}:
-        parser(flags.shortened(SETTINGS, BASIC)).parse_args(["--help"])
+        parser(flags.shorten_help(SETTINGS, BASIC)).parse_args(["--help"])
     namespace, run_words = parser().parse_known_args(words)
     values = vars(namespace)
     # An algorithm that was meant for --algos.
@@ -332,7 +332,7 @@ def complete(study_flags: StudyFlags) -> StudyConfig:
     )
 
 
-def check(study: StudyConfig) -> None:
+def check_study(study: StudyConfig) -> None:
     """Raises a BadRequest for a study that cannot be made; one line."""
     for line in _conflicts(study):
         raise BadRequest(line)
@@ -343,7 +343,7 @@ def check(study: StudyConfig) -> None:
     _check_runs(study)
 
 
-def parser(settings: Mapping[str, Setting] = SETTINGS) -> argparse.ArgumentParser:
+def parser(settings: Mapping[str, FlagSetting] = SETTINGS) -> argparse.ArgumentParser:
     """Returns the parser of a study's own flags, or of the given ones."""
     command_parser = flags.command_parser(
         PROGRAM,

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from experiments.command import terminal
-from experiments.command.terminal import MISSING, duration, size, three_digits
+from experiments.command.terminal import MISSING, duration, format_bytes, three_digits
 from experiments.study.results import Curve, Report, Row
 from experiments.study.runs import Tuning
 from experiments.study.statistics import Difference, Measure, Spread
@@ -181,7 +181,7 @@ def format_rate(row: Row) -> str:
 def format_sent_bytes(row: Row) -> str:
     """Returns the most bytes that a worker sent."""
     if row.bytes_per_worker is not None:
-        return size(row.bytes_per_worker)
+        return format_bytes(row.bytes_per_worker)
     return MISSING if row.result is None else "not counted"
 
 

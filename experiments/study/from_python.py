@@ -14,7 +14,7 @@ from experiments.command import flags as run_flags
 from experiments.command.errors import BadRequest, refusing
 from experiments.command.factories import YOUR_OWN, Factory
 from experiments.command.flags import PAPER
-from experiments.command.settings import plain
+from experiments.command.settings import to_plain_value
 from experiments.command.words import (
     Words,
     as_words,
@@ -64,7 +64,10 @@ def make_study(
     Raises:
         BadRequest: the request cannot be met; one line says why.
     """
-    values = {parameter(flag_name(name)): plain(value) for name, value in flags.items()}
+    values = {
+        parameter(flag_name(name)): to_plain_value(value)
+        for name, value in flags.items()
+    }
     values.setdefault("seeds", seeds)
     objects = NO_OBJECTS
     if "task" in values:
@@ -101,7 +104,7 @@ def make_study(
         tuned=tuple(tuned),
         token=secrets.token_hex(4) if has_objects else "",
     )
-    study_config.check(study)
+    study_config.check_study(study)
     return study
 
 
@@ -132,7 +135,7 @@ def _make_axis(name: str, values: Values) -> Axis:
         raise BadRequest(
             f"--tune {name}: needs a text or a list of numbers, got {shown(values)}"
         )
-    texts = [str(plain(value)) for value in values]
+    texts = [str(to_plain_value(value)) for value in values]
     with refusing(f"--tune {name}"):
         return list_axis("--tune", parameter(flag_name(name)), texts)
 
@@ -265,7 +268,7 @@ def _make_configured(
             f"compare trains one task: name {algorithm.task!r} in flags, and leave "
             "it out of the RunConfig"
         )
-    own_values = run_flags.changed_values(algorithm)
+    own_values = run_flags.find_changed_values(algorithm)
     for name in ("algo", "task"):
         del own_values[name]
     words = as_words(own_values)

@@ -65,7 +65,7 @@ SETTINGS = "jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_i
 
 
 @dataclass(eq=False)
-class Job:
+class StudyJob:
     """A run that a worker makes.
 
     Attributes:
@@ -79,7 +79,7 @@ class Job:
     step_time: float = field(default_factory=time.monotonic)
 
 
-def make(
+def make_by_jobs(
     config: StudyConfig, bar: StudyProgress, asked_to_stop: stopping.ReadSignal
 ) -> None:
     """Makes all runs of a plan on a cluster.
@@ -101,7 +101,7 @@ def make(
     with cluster(config.scheduler, min(config.jobs, plan.missing)) as dask:
         if _has_dashboard():
             bar.say(f"dashboard: {dask.client.dashboard_link}")
-        jobs = Jobs(dask, _order(config, plan), bar)
+        jobs = StudyJobs(dask, _order(config, plan), bar)
         while not plan.is_over:
             if asked_to_stop():
                 raise making.StopRequested
@@ -166,7 +166,7 @@ class Cluster(NamedTuple):
     own_workers: OwnWorkers | None = None
 
 
-class Jobs:
+class StudyJobs:
     """The runs that the workers of a cluster make.
 
     Args:
@@ -184,7 +184,7 @@ class Jobs:
         self._bar = bar
         self._checks = dict[str, Any]()  # futures, by the address of their worker
         self._last_numbers = dict[str, int]()  # of each worker's last run
-        self._jobs = dict[str, Job]()  # by the address of their worker
+        self._jobs = dict[str, StudyJob]()  # by the address of their worker
         self._losses = Counter[Path]()
         self._idle_since = time.monotonic()
         self._inbox = queue.SimpleQueue[tuple[float, Any]]()
@@ -231,7 +231,7 @@ class Jobs:
         checks: dict[str, Any] = {}
         for address in present:
             check = self._checks.get(address)
-            checks[address] = check or self._submit(address, worker.check)
+            checks[address] = check or self._submit(address, worker.check_worker)
         self._checks = checks
         fit: set[str] = set()
         for address, check in checks.items():
@@ -267,7 +267,7 @@ class Jobs:
             str(run.folder.absolute()),
             objects,
         )
-        self._jobs[address] = Job(run, future)
+        self._jobs[address] = StudyJob(run, future)
         self._bar.begin(run)
         self._last_numbers[address] = run.number
 
@@ -281,7 +281,7 @@ class Jobs:
                 job.step_time = time.monotonic()
                 self._bar.show(job.run, news)
 
-    def _end(self, address: str, job: Job) -> None:
+    def _end(self, address: str, job: StudyJob) -> None:
         """Counts a run that has ended, or takes it back if its worker is lost."""
         outcome = _outcome(job)
         if outcome is None:
@@ -316,7 +316,7 @@ class Jobs:
             self._bar.say("no Dask worker is available: waiting for one")
 
 
-def _outcome(job: Job) -> FinishedRun | Refused | None:
+def _outcome(job: StudyJob) -> FinishedRun | Refused | None:
     """Returns how a run ended; None if its worker is lost."""
     if not job.future.done():
         return None
@@ -460,7 +460,7 @@ def cluster(scheduler: str | None, jobs: int) -> Iterator[Cluster]:
         if scheduler is not None:
             yield from _running_cluster(scheduler)
         else:
-            yield from _own_cluster(jobs)
+            yield from _open_own_cluster(jobs)
 
 
 def _running_cluster(scheduler: str) -> Iterator[Cluster]:
@@ -473,7 +473,7 @@ def _running_cluster(scheduler: str) -> Iterator[Cluster]:
         yield Cluster(client)
 
 
-def _own_cluster(jobs: int) -> Iterator[Cluster]:
+def _open_own_cluster(jobs: int) -> Iterator[Cluster]:
     """Yields a cluster of this command."""
     from distributed import Client, LocalCluster
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from experiments.command.errors import guarded
+from experiments.command.errors import run_guarded
 from experiments.command.stopping import ReadSignal
 from experiments.study import config
 
@@ -23,9 +23,9 @@ def main(argv: list[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
 
     def program(read_signal: ReadSignal) -> int | None:
-        study_config = config.read(words)
+        study_config = config.read_command_line(words)
         from experiments.study import study  # slow: imports jax
 
-        return study.run(study_config, words, read_signal)
+        return study.run_study(study_config, words, read_signal)
 
-    return guarded(program)
+    return run_guarded(program)

@@ -301,7 +301,7 @@ class Cell:
                 "the results will be those of the initial model: "
                 f"{run.rounds.untrained}"
             )
-        with unfinished(folder) as temporary_folder:
+        with open_unfinished(folder) as temporary_folder:
             run_folder = Folder(run, temporary_folder, start_time)
             run_folder.record([*list_command(config), "--seed", str(config.seed)])
             # Only the last evaluation decides between trials: 18 others took 30 %
@@ -402,7 +402,7 @@ def clear(folder: Path) -> None:
 
 
 @contextmanager
-def unfinished(folder: Path) -> Iterator[Path]:
+def open_unfinished(folder: Path) -> Iterator[Path]:
     """Yields a temporary folder for a run's files, and renames it at the end."""
     # A folder gets its name once all its files exist, so no run is half made. Another
     # process may be making the same run, if the connection to it was lost.
@@ -570,7 +570,7 @@ def make_all(
 
 
 @contextmanager
-def cleaned(out: Path) -> Iterator[None]:
+def clean_remains(out: Path) -> Iterator[None]:
     """Removes the remains of runs whose process was killed, now or earlier."""
     try:
         yield

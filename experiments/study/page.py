@@ -16,7 +16,12 @@ from markupsafe import Markup, escape
 from experiments import files
 from experiments.command.stopping import printable
 from experiments.command.terminal import duration, rate
-from experiments.command.text_tables import Columns, table, tied, wrapped
+from experiments.command.text_tables import (
+    Columns,
+    format_text_table,
+    tie_units,
+    wrap_text,
+)
 from experiments.study import figures, formats, remarks, sentences
 from experiments.study.figures import (
     CSS,
@@ -52,7 +57,7 @@ TEX = str.maketrans({char: f"\\{char}" for char in "&%$#_{}"} | TEX_COMMANDS)
 P_VALUE = "corrected p-value"
 
 
-def write(report: Report, out: Path) -> None:
+def write_report(report: Report, out: Path) -> None:
     """Writes all files, each under a temporary name first: none is ever seen half done.
 
     Args:
@@ -77,10 +82,10 @@ def write(report: Report, out: Path) -> None:
                 differences = plot
                 figures.save_untitled(plot, look, paper)
     texts = {
-        "table.md": markdown(report),
+        "table.md": render_markdown(report),
         "table.csv": csv(report),
         "paper/table.tex": latex(report, differences),
-        "report.html": page(report, plots, pictures),
+        "report.html": render_page(report, plots, pictures),
     }
     for name, text in texts.items():
         files.write(out / name, text)
@@ -90,7 +95,9 @@ def _styles(report: Report) -> Styles:
     return styles({row.label: row.algo for row in report.rows})
 
 
-def page(report: Report, plots: Sequence[Plot], pictures: Mapping[str, str]) -> str:
+def render_page(
+    report: Report, plots: Sequence[Plot], pictures: Mapping[str, str]
+) -> str:
     """Renders the report as the text of an HTML file.
 
     Args:
@@ -158,7 +165,7 @@ def tex(text: str) -> str:
 
 def prose(text: str) -> Markup:
     """Returns text without line breaks within flags, or between numbers and units."""
-    escaped = str(escape(tied(text)))
+    escaped = str(escape(tie_units(text)))
     return Markup(FLAG.sub(r'<span class="flag">\g<0></span>', escaped))
 
 
@@ -222,16 +229,16 @@ def screen(
         optional=OPTIONAL,
         elsewhere=f"all columns are in {out / 'table.md'}" if is_written else "",
     )
-    lines = wrapped(report.title, width)
-    lines += [*table(rows, columns, width), ""]
+    lines = wrap_text(report.title, width)
+    lines += [*format_text_table(rows, columns, width), ""]
     notes = [f"note: {remark}" for remark in report.remarks]
     for text in (*report.headline.split("\n"), *report.sentences, *notes):
-        lines += wrapped(text, width)
+        lines += wrap_text(text, width)
     lines.append(f"report: {out / 'report.html'}")
     return "\n".join(line.rstrip() for line in lines)
 
 
-def markdown(report: Report) -> str:
+def render_markdown(report: Report) -> str:
     """Returns the headline, the table and the remarks as Markdown."""
     rows = [cells(report, row, with_times=True) for row in report.rows]
     text_columns = {"algorithm", report.sweep, sentences.difference_heading(report)}

@@ -32,10 +32,10 @@ from experiments.study.variants import (
 from experiments.tasks.task import Data
 from experiments.training import run_folder
 from experiments.training.config import RunConfig
-from experiments.training.defaults import resolved
+from experiments.training.defaults import resolve_settings
 from experiments.training.objects import NO_OBJECTS, Objects
 from experiments.training.plan import Programs, RunPlan, declaring, make_task
-from experiments.training.prepare import checked
+from experiments.training.prepare import prepare_plan
 from experiments.training.sends import from_json
 from experiments.training.summary import Summary
 from syncalgos.network import HOPS, Sends
@@ -277,12 +277,12 @@ class Loader:
         # Some tasks make their data from the seed or for the workers.
         offered = {"seed": config.seed, "workers": config.workers}
         factory = objects.find_factory(TASK, config.task)
-        passed = factories.passed_arguments(TASK, factory, offered)
+        passed = factories.select_offered(TASK, factory, offered)
         arguments = repr({**config.task_arguments, **passed})
         key = config.task, arguments, config.data_dir, config.validation
         if config.init_from is not None and config.init_from.is_file():
             self._models.add(config.init_from)
-        plan, self._data[key] = checked(
+        plan, self._data[key] = prepare_plan(
             config, self._data.get(key), objects=objects, programs=programs
         )
         return plan, self._data[key]
@@ -340,7 +340,7 @@ def _same_samples(
         if study.worker_batch is not None:
             run = at(run, {"batch_size": study.worker_batch * run.workers})
         task = make_task(run, objects)
-        settings = resolved(run, task, declaring(run, task, objects))
+        settings = resolve_settings(run, task, declaring(run, task, objects))
         if first_settings is None:
             first_settings = settings
         if settings.batch_size != first_settings.batch_size:

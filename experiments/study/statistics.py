@@ -133,10 +133,10 @@ def choose_measure(
     # If all runs diverged, nothing is compared and no name can be checked.
     if run_measures:
         checks.one_of("--measure", key, sorted(names))
-    return named_measure(key)
+    return find_measure(key)
 
 
-def named_measure(key: str) -> Measure:
+def find_measure(key: str) -> Measure:
     """Returns the measure with a name in summary.json; for most, lower is better."""
     for measure in (ACCURACY, LOSS):
         if measure.key == key:
@@ -144,7 +144,7 @@ def named_measure(key: str) -> Measure:
     return Measure(key, key.replace("_", " "), higher_is_better=False)
 
 
-def paired(
+def find_difference(
     values: Mapping[int, float], baseline: Mapping[int, float]
 ) -> Difference | None:
     """Returns the mean difference over the common seeds; None without any.
@@ -203,7 +203,7 @@ def _without_rounding(bound: float, rounding: float) -> float:
     return 0.0 if abs(bound) <= rounding else bound
 
 
-def corrected(differences: Sequence[Difference | None]) -> list[float | None]:
+def correct_p_values(differences: Sequence[Difference | None]) -> list[float | None]:
     """Returns the p-values of a study's comparisons, corrected for their number.
 
     If there are no true differences, at most 5 % of studies have a p-value below 0.05.

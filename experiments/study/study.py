@@ -17,13 +17,13 @@ from experiments.command import stopping, terminal
 from experiments.command.errors import (
     BadRequest,
     describe_os_error,
-    explained,
+    explaining_errors,
     refusal,
     refusing,
 )
 from experiments.command.factories import TASK
 from experiments.command.text_tables import terminal_width
-from experiments.command.words import cleaned, literal, without
+from experiments.command.words import clean_words, literal, without
 from experiments.study import analysis, jobs, making, page, worker
 from experiments.study.config import PROGRAM, StudyConfig, identity
 from experiments.study.jobs import ANSWER, reach
@@ -54,7 +54,7 @@ REPEATED = *MACHINE, "sends", "command"
 FINAL = "train_loss", "diverged", "bytes_per_worker", "lr", "effective_lr"
 
 
-def run(
+def run_study(
     config: StudyConfig, argv: Sequence[str], asked_to_stop: stopping.ReadSignal
 ) -> int | None:
     """Makes the missing runs, then the report of all runs.
@@ -67,7 +67,7 @@ def run(
         Unreachable: no scheduler answers.
     """
     try:
-        with opened(config) as (plan, maker):
+        with open_study(config) as (plan, maker):
             if config.list:
                 show_commands(config, plan)
                 return stopping.COMPLETED
@@ -76,7 +76,7 @@ def run(
             runs = read_runs(plan)
             if plan.failures and not _can_report(config, plan, runs):
                 return stopping.FAILED
-            return _report(config, report(config, argv, runs), runs, plan)
+            return _report(config, make_report(config, argv, runs), runs, plan)
     except OSError as error:
         # Such as a full disk or a lost scheduler, or a folder that is closed to us.
         # Completed runs are not made again.
@@ -88,7 +88,7 @@ def run(
 
 
 @contextmanager
-def opened(config: StudyConfig) -> Iterator[tuple[StudyQueue, Maker]]:
+def open_study(config: StudyConfig) -> Iterator[tuple[StudyQueue, Maker]]:
     """Locks a study's folder, and yields the plan of its runs.
 
     Raises:
@@ -146,7 +146,7 @@ def make_runs(
             kept.
         Unreachable: no scheduler answers.
     """
-    with progress(plan) as bar, making.cleaned(config.folder):
+    with progress(plan) as bar, making.clean_remains(config.folder):
         if plan.num_done:
             bar.say(f"{plan.num_done} of {plan.total} runs are already complete")
         elif plan.total == 1:
@@ -155,7 +155,7 @@ def make_runs(
             bar.say(f"{plan.total} runs")
         try:
             if config.is_parallel and plan.missing:
-                jobs.make(config, bar, asked_to_stop)
+                jobs.make_by_jobs(config, bar, asked_to_stop)
             else:
                 making.make_all(maker, bar, asked_to_stop)
         except StopRequested:
@@ -164,7 +164,7 @@ def make_runs(
     return True
 
 
-def command(
+def write_command(
     run: Missing, devices: int | None, further_words: Sequence[str] = ()
 ) -> str:
     """Returns the command of one run, for job arrays and xargs.
@@ -187,7 +187,7 @@ def show_commands(config: StudyConfig, plan: StudyQueue) -> None:
     for run in plan.waiting:
         # An interrupted run continues if it has a checkpoint.
         resume_words = ["--out", str(run.folder), "--resume"]
-        terminal.show(command(run, config.devices_per_job, resume_words))
+        terminal.show(write_command(run, config.devices_per_job, resume_words))
     listed_runs = len(plan.waiting)
     later_runs = plan.missing - listed_runs
     if not plan.missing:
@@ -239,7 +239,7 @@ def _can_report(config: StudyConfig, plan: StudyQueue, runs: Sequence[RunSet]) -
     terminal.say(
         f"{len(plan.failures)} of {plan.total} runs failed: the same command tries "
         "them again. To run only the first of them: "
-        f"{command(first_run, config.devices_per_job)}"
+        f"{write_command(first_run, config.devices_per_job)}"
     )
     baseline = config.baseline_label
     points = {run_set.point for run_set in runs}
@@ -252,15 +252,15 @@ def _can_report(config: StudyConfig, plan: StudyQueue, runs: Sequence[RunSet]) -
     return bool(runs)
 
 
-def report(config: StudyConfig, argv: Sequence[str], runs: list[RunSet]) -> Report:
+def make_report(config: StudyConfig, argv: Sequence[str], runs: list[RunSet]) -> Report:
     """Returns the report of a study's runs, made by this command line."""
     # Flags that change neither the runs nor the report are left out of the command.
     # Repeating it finds the runs, instead of making them again.
-    words = without(cleaned(argv), ("jobs", "scheduler"))
-    return analysis.make_report(config, runs, " ".join([PROGRAM, *map(_quoted, words)]))
+    words = without(clean_words(argv), ("jobs", "scheduler"))
+    return analysis.make_report(config, runs, " ".join([PROGRAM, *map(_quote, words)]))
 
 
-def _quoted(word: str) -> str:
+def _quote(word: str) -> str:
     """Quotes a word for a shell; labels in single quotes stay readable."""
     is_plain = "'" in word and not {*word} & {*'"$`\\!'}
     return f'"{word}"' if is_plain else shlex.quote(word)
@@ -297,7 +297,7 @@ def write_all(config: StudyConfig, report: Report, runs: Sequence[RunSet]) -> No
     files.write(out / "metrics.jsonl", files.json_lines(study_lines(runs)))
     finals = files.json_lines(without_repeats(final_lines(runs)))
     files.write(out / "finals.jsonl", finals)
-    page.write(report, out)
+    page.write_report(report, out)
 
 
 def without_repeats(lines: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -374,7 +374,7 @@ def _check_measure(config: StudyConfig, run_set: RunSet, loader: Loader) -> None
     seed = run_set.seeds[0]
     run_config = run_set.make_config(seed)
     plan, data = loader.plan(run_config, objects=run_set.variant.objects)
-    with explained(TASK.flag, plan.config.task):
+    with explaining_errors(TASK.flag, plan.config.task):
         params, buffers = check_model(plan.task, seed)
         values = check_apply(plan.task, params, buffers, data.test)
     figures = (*plan.task.figures, *plan.task.mean_figures)

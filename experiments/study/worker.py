@@ -62,7 +62,7 @@ def facts(factories: Sequence[str], environ: Mapping[str, str]) -> dict[str, str
     }
 
 
-def check(order: Order) -> None:
+def check_worker(order: Order) -> None:
     """Checks that this Dask worker can make a study's runs, and starts its jax.
 
     Args:

@@ -41,12 +41,12 @@ def cifar10(
     network = classify.network(model, SHAPE, 10, batch_norm, remat, axis)
 
     def prepare(x, key, train):
-        x = classify.normalised(x, MEAN, DEVIATION)
-        return augmented(key, x) if train else x
+        x = classify.normalise_images(x, MEAN, DEVIATION)
+        return augment(key, x) if train else x
 
     return Task(
         **classify.fields(network, prepare),
-        load=lambda: classify.labelled(*formats.cifar_images(data_dir)),
+        load=lambda: classify.make_labelled_data(*formats.cifar_images(data_dir)),
         batch_size=128,
         steps=2000,
         lr={"sgd": 0.02, "": 1e-3},
@@ -58,7 +58,7 @@ def cifar10(
     )
 
 
-def augmented(key: jax.Array, x: jax.Array) -> jax.Array:
+def augment(key: jax.Array, x: jax.Array) -> jax.Array:
     """Shifts each image by up to 4 pixels, filled with zeros, and mirrors half.
 
     Args:

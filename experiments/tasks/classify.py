@@ -25,7 +25,7 @@ CONVOLUTION = MuonDimensionNumbers(reduction_axis=(-4, -3, -2), output_axis=-1)
 RESNETS = {"resnet20": resnet.RESNET20, "resnet50": resnet.RESNET50}
 
 
-class Network(NamedTuple):
+class ImageModel(NamedTuple):
     """A model for images.
 
     Attributes:
@@ -47,16 +47,16 @@ def without_buffers(
     init: Callable[[jax.Array], PyTree],
     apply: Callable[[PyTree, jax.Array], jax.Array],
     shardings: Shardings | None = None,
-) -> Network:
+) -> ImageModel:
     """Makes a network of a model without buffers: init(key), apply(params, x)."""
-    return Network(
+    return ImageModel(
         init=lambda key: (init(key), ()),
         apply=lambda params, buffers, x, train: (apply(params, x), buffers),
         shardings=shardings,
     )
 
 
-def perceptron(*sizes: int) -> Network:
+def perceptron(*sizes: int) -> ImageModel:
     """Makes a multilayer perceptron, whose input is a row of an image's pixels."""
     return without_buffers(
         lambda key: mlp.init(key, sizes),
@@ -72,7 +72,7 @@ def network(
     batch_norm: BatchNorm,
     remat: bool,
     axis: Axis,
-) -> Network:
+) -> ImageModel:
     """Makes a model for images.
 
     Args:
@@ -91,7 +91,7 @@ def network(
         is_global = batch_norm == "global"
         # The workers of a run lie along mapped axes, never over Peers.
         statistics_axis = cast(str | tuple[str, ...], axis) if is_global else None
-        return Network(
+        return ImageModel(
             init=lambda key: resnet.init(key, spec, classes, shape[-1]),
             apply=lambda params, buffers, x, train: resnet.apply(
                 spec, params, buffers, x, train, statistics_axis, remat
@@ -118,7 +118,7 @@ def network(
 
 
 def fields(
-    network: Network,
+    network: ImageModel,
     prepare: Callable[[jax.Array, jax.Array, bool], jax.Array] | None = None,
 ) -> dict[str, Any]:
     """Returns the fields of a Task that follow from its model.
@@ -137,7 +137,7 @@ def fields(
     return network._asdict() | {"apply": apply, "muon": muon_axes}
 
 
-def labelled(train: Arrays, test: Arrays) -> Data:
+def make_labelled_data(train: Arrays, test: Arrays) -> Data:
     """Makes the data of a task, with its labels as groups."""
     return Data(train, test, groups={"label": train["y"]})
 
@@ -154,7 +154,7 @@ def values(logits: jax.Array, y: jax.Array) -> dict[str, jax.Array]:
     return {"loss": loss, "accuracy": jnp.float32(hits)}
 
 
-def normalised(x: jax.Array, mean: Any, deviation: Any) -> jax.Array:
+def normalise_images(x: jax.Array, mean: Any, deviation: Any) -> jax.Array:
     """Converts bytes, (..., channels), to float32 of mean 0 and deviation 1."""
     # On the device: the stored data would take four times the memory as float32.
     return (x.astype(jnp.float32) / 255 - jnp.asarray(mean)) / jnp.asarray(deviation)

@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from experiments.tasks.classify import fields, labelled, perceptron
+from experiments.tasks.classify import fields, make_labelled_data, perceptron
 from experiments.tasks.task import Data, Task
 
 
@@ -38,7 +38,7 @@ def _load() -> Data:
     y = np.asarray(labels, np.int32)[order]
     held_out = len(labels) // 5
     test = {"x": x[:held_out], "y": y[:held_out]}
-    return labelled({"x": x[held_out:], "y": y[held_out:]}, test)
+    return make_labelled_data({"x": x[held_out:], "y": y[held_out:]}, test)
 
 
 def _table() -> tuple[np.ndarray, np.ndarray]:

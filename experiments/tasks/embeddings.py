@@ -78,7 +78,7 @@ def embeddings(
 
     def init(key):
         drawn = ngram.init(key, WORDS, width, order)
-        return _padded(drawn, workers if sharded else 1), ()
+        return _pad_tables(drawn, workers if sharded else 1), ()
 
     def touched_rows(examples):
         outputs = examples + negatives if negatives else WORDS
@@ -107,7 +107,7 @@ def _draw(key: jax.Array, count: int) -> jax.Array:
     return jnp.clip(drawn, 0, WORDS - 1)
 
 
-def _padded(params, parts: int):
+def _pad_tables(params, parts: int):
     """Pads tables with unused rows of zeros to a multiple of parts."""
 
     # All workers have the same number of rows of a sharded table.

@@ -49,7 +49,7 @@ def imagenet_synthetic(
     network = classify.network(model, shape, CLASSES, batch_norm, remat, axis)
 
     def prepare(x, key, train):
-        return classify.normalised(x, 0.5, 0.25)
+        return classify.normalise_images(x, 0.5, 0.25)
 
     return Task(
         **classify.fields(network, prepare),

@@ -60,18 +60,18 @@ def fashion_mnist(
 def _task(
     name: str,
     data_dir: Path | None,
-    network: classify.Network,
+    network: classify.ImageModel,
     mean: float,
     deviation: float,
 ) -> Task:
     """Makes a task of MNIST's format, whose pixels have this mean and deviation."""
 
     def prepare(x, key, train):
-        return classify.normalised(x[..., None], mean, deviation)
+        return classify.normalise_images(x[..., None], mean, deviation)
 
     return Task(
         **classify.fields(network, prepare),
-        load=lambda: classify.labelled(*formats.mnist_images(name, data_dir)),
+        load=lambda: classify.make_labelled_data(*formats.mnist_images(name, data_dir)),
         batch_size=64,
         steps=1000,
         lr={"sgd": 0.004, "": 5e-4},

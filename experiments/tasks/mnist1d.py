@@ -6,7 +6,12 @@ from typing import Literal
 
 import numpy as np
 
-from experiments.tasks.classify import fields, labelled, perceptron, without_buffers
+from experiments.tasks.classify import (
+    fields,
+    make_labelled_data,
+    perceptron,
+    without_buffers,
+)
 from experiments.tasks.task import Arrays, Data, Task
 from models import convolution_1d
 
@@ -47,7 +52,9 @@ def mnist1d(
 
 def _load(test_seed: int | None) -> Data:
     train, test = _make_data()
-    return labelled(train, test if test_seed is None else _make_data(test_seed)[1])
+    return make_labelled_data(
+        train, test if test_seed is None else _make_data(test_seed)[1]
+    )
 
 
 def _make_data(seed: int | None = None) -> tuple[Arrays, Arrays]:

@@ -15,9 +15,9 @@ from experiments.data import downloads
 from experiments.data.columns import (
     Column,
     Remarks,
-    encode,
+    encode_column,
     is_gap,
-    listed,
+    list_names,
     normalize,
     read_column,
 )
@@ -54,7 +54,7 @@ class Table(NamedTuple):
     held_out: int | None = None
 
 
-class Examples(NamedTuple):
+class TableExamples(NamedTuple):
     """A table as a task reads it.
 
     Attributes:
@@ -132,7 +132,7 @@ def _batch_size(num_train: int) -> int:
 @functools.lru_cache(maxsize=1)
 def _read(
     path: Path, column: str, has_pictures: bool, stamp: tuple[int, int]
-) -> Examples:
+) -> TableExamples:
     """Reads a file, and makes its examples."""
     if path.suffix.lower() == ".csv":
         content = _read_csv(path, column, has_pictures)
@@ -159,14 +159,14 @@ def _read(
     shape = (*content.shape[:-1], x.shape[-1])
     x = x.reshape(num_rows, *shape)
     content.remarks.insert(0, _summary(content, shape, y, classes, train, test))
-    data = classify.labelled(
+    data = classify.make_labelled_data(
         {"x": x[train], "y": y[train]}, {"x": x[test], "y": y[test]}
     )
     data = data._replace(
         sha256=downloads.sha256(path),
         preparation={"inputs": input_facts, "classes": classes},
     )
-    return Examples(data, shape, len(classes), content.remarks)
+    return TableExamples(data, shape, len(classes), content.remarks)
 
 
 def _split(content: Table) -> tuple[np.ndarray, np.ndarray]:
@@ -198,8 +198,9 @@ def _summary(
     size = "×".join(map(str, shape))
     place = f" in {content.class_column!r}" if content.class_column else ""
     return (
-        f"it has {len(y)} rows and {len(classes)} classes{place} ({listed(classes)}); "
-        f"the size of the model's input is {size}; {len(test)} rows are held out; the "
+        f"it has {len(y)} rows and {len(classes)} classes{place} "
+        f"({list_names(classes)}); the size of the model's input is {size}; "
+        f"{len(test)} rows are held out; the "
         f"most frequent class, {classes[majority]}, "
         f"has {100 * train_share:.1f} % of the rows to train on and "
         f"{100 * test_share:.1f} % of those held out, which is the accuracy of always "
@@ -245,7 +246,7 @@ def _inputs(
     facts = []
     for column in content.columns:
         try:
-            inputs = encode(column, train, parts, remarks)
+            inputs = encode_column(column, train, parts, remarks)
         except ValueError as error:
             raise ValueError(f"{content.path}: {error}") from None
         if inputs is not None:
@@ -281,7 +282,7 @@ def _classes(content: Table) -> tuple[np.ndarray, list[str]]:
     similar_names = [name for name in names if counts[name.casefold()] > 1]
     if similar_names:
         content.remarks.append(
-            f"these classes differ only in case: {listed(similar_names)}"
+            f"these classes differ only in case: {list_names(similar_names)}"
         )
     if len(names) > min(100, len(labels) // 4):
         content.remarks.append(
@@ -403,7 +404,7 @@ def _read_npz(path: Path, has_pictures: bool) -> Table:
     remarks = []
     unread_names = sorted({*arrays} - expected_names)
     if unread_names:
-        remarks.append(f"the file's arrays {listed(unread_names)} are not read")
+        remarks.append(f"the file's arrays {list_names(unread_names)} are not read")
     shape = _shape(path, x.shape, has_pictures, remarks)
     columns = []
     if x.size:

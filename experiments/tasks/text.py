@@ -171,7 +171,7 @@ class Windows:
         # Checked here: a check of the whole file would read it at each start.
         if window.max() >= self.size:
             assert isinstance(self.row, np.memmap)
-            raise tokens.damaged(Path(self.row.filename or ""))
+            raise tokens.make_damage_error(Path(self.row.filename or ""))
         if self.counts is None:
             return {"window": window}
         return {"window": window, "bytes": self.counts[window[1:]].sum(dtype=np.int32)}
@@ -208,11 +208,11 @@ def _load(
     """Tokenizes the texts, if not yet done, and cuts them into windows."""
     folder = downloads.folder(data_dir) / "text"
     if tokenizer is None:
-        tokenizer = tokens.trained(texts[0], size, end, folder)
+        tokenizer = tokens.train_tokenizer(texts[0], size, end, folder)
     # All of the held-out text is used.
     token_limits = (limit, None)
     parts = [
-        tokens.tokenized(documents, tokenizer, end, token_limit, folder)
+        tokens.tokenize_text(documents, tokenizer, end, token_limit, folder)
         for documents, token_limit in zip(texts, token_limits, strict=False)
     ]
     rows = [part.values for part in parts]

@@ -18,20 +18,20 @@ from typing import Any, Literal
 from experiments.command import factories, flags
 from experiments.command.factories import ALGORITHM, TASK
 from experiments.command.settings import (
-    Group,
-    checked,
+    FlagGroup,
+    convert_values,
     count,
     flag,
-    plain,
     read_settings,
+    to_plain_value,
 )
 from experiments.tasks import Schedule
 from experiments.training import trackers
 from syncalgos import checks
 
 TASKS = "the task's"
-FILES = Group("files", "start")
-PROCESSES = Group("processes", "start")
+FILES = FlagGroup("files", "start")
+PROCESSES = FlagGroup("processes", "start")
 YOUR_OWN = "or your own as package.module:factory"
 BASIC = (  # the flags that are needed most
     *("algo", "task", "steps", "batch_size", "lr"),
@@ -63,7 +63,7 @@ class RunConfig:
     steps: int | None = count(
         "local steps of each worker",
         otherwise=TASKS,
-        group=Group("training"),
+        group=FlagGroup("training"),
         below=MOST_STEPS,
     )
     batch_size: int | None = count(
@@ -109,7 +109,7 @@ class RunConfig:
 
     preset: str | None = flag(
         "paper: take the defaults of the algorithm's own flags from its paper",
-        group=Group("workers"),
+        group=FlagGroup("workers"),
         choices=(flags.PAPER,),
         scope="start",
     )
@@ -144,7 +144,7 @@ class RunConfig:
     data_dir: Path | None = flag(
         "folder of the data sets",
         otherwise="$SYNCALGOS_DATA, or a cache",
-        group=Group("data"),
+        group=FlagGroup("data"),
         scope="process",
     )
     partition: str = flag(
@@ -232,14 +232,14 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         """Raises a ValueError if a field is out of range, or two fields conflict."""
-        checked(SETTINGS, self)
+        convert_values(SETTINGS, self)
         trackers.check_names(self.track)
         if {*self.arguments} & {*factories.SPELLED}:
-            spelled = factories.describe(factories.ALGORITHM, self.algo).spelled
+            spelled = factories.describe_factory(factories.ALGORITHM, self.algo).spelled
             by_flag = {spelled.get(k, k): x for k, x in self.arguments.items()}
             object.__setattr__(self, "arguments", by_flag)
         for name in ("arguments", "task_arguments"):
-            object.__setattr__(self, name, plain(getattr(self, name)))
+            object.__setattr__(self, name, to_plain_value(getattr(self, name)))
         self._check_placement()
         if self.partition != "iid":
             from experiments.data import sampling  # imports NumPy

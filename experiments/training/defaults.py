@@ -18,7 +18,7 @@ from syncalgos import Strategy
 TENSOR_AXES = ("tensor", "model", "tp")
 
 
-def resolved(config: RunConfig, task: Task, algorithm: Strategy) -> Settings:
+def resolve_settings(config: RunConfig, task: Task, algorithm: Strategy) -> Settings:
     """Returns the settings of a config, with every default filled in.
 
     Args:
@@ -89,7 +89,7 @@ def takes(
     for kind in kinds:
         name = config.algo if kind is ALGORITHM else config.task
         factory = objects.find_factory(kind, name)
-        if factories.passed_arguments(kind, factory, {argument: 0}):
+        if factories.select_offered(kind, factory, {argument: 0}):
             return True
     return False
 

@@ -118,7 +118,7 @@ def check_path(path: Path, overwrite: bool) -> None:
     """Raises a BadRequest unless a model can be written there; leaves no file."""
     if path.suffix != ".safetensors":
         raise BadRequest(f"--export {path}: the name must end in .safetensors")
-    with files.needed("--export", path):
+    with files.refuse_os_errors("--export", path):
         if path.is_dir():
             raise BadRequest(f"--export {path} is a folder")
         if path.exists() and not overwrite:
@@ -244,7 +244,7 @@ def load(path: str | Path, like: Replica | None = None) -> Replica:
     """
     tensors = {name: jnp.asarray(x) for name, x in _tensors(path).items()}
     if like is not None:
-        return _filled(path, tensors, like)
+        return _fill(path, tensors, like)
     tree: dict[str, Any] = {"params": {}, "buffers": {}}
     for name, tensor in tensors.items():
         *folders, leaf_name = name.split(".")
@@ -272,7 +272,7 @@ def _tensors(path: str | Path) -> dict[str, np.ndarray]:
     return tensors
 
 
-def _filled(path: str | Path, tensors: Mapping[str, Any], like: Replica) -> Replica:
+def _fill(path: str | Path, tensors: Mapping[str, Any], like: Replica) -> Replica:
     """Returns tensors in a replica's structure; raises the ValueErrors of `load`."""
 
     def leaf(place: tuple[Any, ...], expected: Any) -> Any:
@@ -288,7 +288,7 @@ def _filled(path: str | Path, tensors: Mapping[str, Any], like: Replica) -> Repl
     return jax.tree_util.tree_map_with_path(leaf, _without_optimizer(like))
 
 
-def start(path: Path, like: Replica) -> Replica:
+def read_start(path: Path, like: Replica) -> Replica:
     """Reads the model that a run starts from, converted to the run's dtypes.
 
     Raises:
@@ -312,7 +312,7 @@ def start(path: Path, like: Replica) -> Replica:
             raise ValueError(
                 f"{path} has {min(extra_names)}, which this model does not have"
             )
-        model = _filled(path, tensors, like)
+        model = _fill(path, tensors, like)
         for name, x in model_tensors.items():
             _check_fits(f"{path}: {name}", tensors[name], x.dtype)
     except OSError as error:

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from experiments.command import stopping
-from experiments.command.errors import BadRequest, explained
+from experiments.command.errors import BadRequest, explaining_errors
 from experiments.command.factories import TASK
 from experiments.data import feeding, sampling
 from experiments.data.feeding import WEIGHT
@@ -355,7 +355,7 @@ def _evaluate(
     metrics = jax.device_get(metrics)
     means = {name: float(np.mean(x)) for name, x in metrics.items()}
     held_out_measures = {"loss": means["loss"], "accuracy": None}  # a task may lack one
-    with explained(TASK.flag, c.task):
+    with explaining_errors(TASK.flag, c.task):
         held_out_measures |= _figures(run.task, means)
     held_out_measures |= means
     losses = progress.losses

@@ -46,7 +46,7 @@ class Objects:
         """Describes the factory of an algorithm or of a task; see `find_factory`."""
         passed_object = self._find(kind)
         if passed_object is None:
-            return factories.describe(kind, name)
+            return factories.describe_factory(kind, name)
         if callable(passed_object):
             return factories.of_function(kind, name, passed_object)
         return factories.of_function(kind, name, lambda: passed_object)

@@ -18,7 +18,7 @@ import optax
 
 import syncalgos
 from experiments.command import factories
-from experiments.command.errors import BadRequest, explained, in_one_line
+from experiments.command.errors import BadRequest, explaining_errors, in_one_line
 from experiments.command.factories import ALGORITHM, TASK, YOUR_OWN
 from experiments.tasks.task import (
     Data,
@@ -35,7 +35,7 @@ from experiments.training.defaults import (
     batch_axes,
     batch_unit,
     nearest_multiple,
-    resolved,
+    resolve_settings,
     takes,
 )
 from experiments.training.objects import NO_OBJECTS, Objects
@@ -55,7 +55,7 @@ _OF_OPTIMIZER = "lr", "momentum", "b1", "b2", "weight_decay", "clip_norm"
 ROW_SPARSE = "row_sparse"
 
 
-class Method(NamedTuple):
+class TrainingMethod(NamedTuple):
     """The training method: an optimizer and a strategy.
 
     Attributes:
@@ -137,7 +137,7 @@ class Programs:
     settings: Settings
     varied: Varied
     task: Task
-    make: Callable[[Settings], Method]
+    make: Callable[[Settings], TrainingMethod]
     trainer: DataParallel
     rate: MeasureRate | None = None
     measuring: tuple[np.ndarray, DataParallel] | None = None
@@ -163,7 +163,7 @@ class RunPlan(NamedTuple):
 
     config: Settings
     numbers: Numbers
-    method: Method
+    method: TrainingMethod
     programs: Programs
     objects: Objects = NO_OBJECTS
 
@@ -200,7 +200,7 @@ def make_plan(
         ValueError: a registered task or algorithm refuses its settings.
     """
     task = make_task(config, objects)
-    settings = resolved(config, task, declaring(config, task, objects))
+    settings = resolve_settings(config, task, declaring(config, task, objects))
     _check_mesh(settings, task)
 
     make = partial(make_method, task=task, hosts=hosts, objects=objects)
@@ -246,7 +246,7 @@ def is_custom(name: str) -> bool:
 
 def make_method(
     config: Settings, task: Task, hosts: int, objects: Objects = NO_OBJECTS
-) -> Method:
+) -> TrainingMethod:
     """Makes the method of a run.
 
     Args:
@@ -283,7 +283,7 @@ def make_method(
     if n:
         start = syncalgos.until(syncalgos.sync_sgd(), n)
         strategy = syncalgos.chain(start, syncalgos.after(strategy, n))
-    return Method(optimizer, strategy, algorithm)
+    return TrainingMethod(optimizer, strategy, algorithm)
 
 
 def declaring(config: RunConfig, task: Task, objects: Objects = NO_OBJECTS) -> Strategy:
@@ -422,7 +422,7 @@ def find_static(factory: Callable[..., Any]) -> Sequence[str] | None:
 
 def _check_varied(
     config: Settings,
-    make: Callable[[Settings], Method],
+    make: Callable[[Settings], TrainingMethod],
     task: Task,
     objects: Objects,
     numbers: Numbers,
@@ -453,7 +453,7 @@ def _check_varied(
         return over_workers(local_step, (0, None))(worker_params, 0)
 
     try:
-        with explained(ALGORITHM.flag, config.algo):
+        with explaining_errors(ALGORITHM.flag, config.algo):
             jax.eval_shape(take_local_step, numbers)
     except (BadRequest, ValueError) as error:
         names = ", ".join(numbers["arguments"]) or "seed, learning_rate"
@@ -542,9 +542,9 @@ def check_data(config: Settings, data: Data, is_batch_given: bool) -> None:
 def make_trainer(
     config: Settings,
     task: Task,
-    make: Callable[[Settings], Method],
+    make: Callable[[Settings], TrainingMethod],
     numbers: Numbers,
-    method: Method,
+    method: TrainingMethod,
     devices: Sequence[Any] | None = None,
 ) -> DataParallel:
     """Makes the engine for a method, on the given devices or the config's.
@@ -601,13 +601,16 @@ class _Methods:
     """
 
     def __init__(
-        self, make: Callable[[Numbers], Method], numbers: Numbers, method: Method
+        self,
+        make: Callable[[Numbers], TrainingMethod],
+        numbers: Numbers,
+        method: TrainingMethod,
     ):
         self._make = make
         self._values = jax.tree.leaves(numbers)
         self._method = method
 
-    def find(self, numbers: Numbers) -> Method:
+    def find(self, numbers: Numbers) -> TrainingMethod:
         """Returns the method of numbers."""
         values = jax.tree.leaves(numbers)
         if not all(map(_is_same, values, self._values)):

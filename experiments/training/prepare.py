@@ -33,10 +33,10 @@ from experiments.training.config import RunConfig, Settings
 from experiments.training.objects import NO_OBJECTS, Objects
 from experiments.training.optimizers import make_inner_optimizer
 from experiments.training.plan import (
-    Method,
     Numbers,
     Programs,
     RunPlan,
+    TrainingMethod,
     check_data,
     is_custom,
     make_algorithm,
@@ -45,7 +45,7 @@ from experiments.training.plan import (
 )
 from experiments.training.process_group import ALONE, ProcessGroup
 from experiments.training.progress import Progress
-from experiments.training.rounds import Rounds, measured, planned
+from experiments.training.rounds import Rounds, plan_rounds, record_displacements
 from syncalgos import DataParallel, Replica, Strategy, TrainState, effective_rate
 from syncalgos.collectives import PyTree
 
@@ -89,7 +89,7 @@ class Run(NamedTuple):
     @property
     def origin(self) -> dict[str, Any]:
         """The content of an exported model's header, except for the step."""
-        origin = {name: files.plain(self.facts[name]) for name in export.ORIGIN}
+        origin = {name: files.to_json_value(self.facts[name]) for name in export.ORIGIN}
         return {
             **origin,
             "syncalgos": syncalgos.__version__,
@@ -115,11 +115,11 @@ def prepare(
     Raises:
         BadRequest: the run cannot be made; one line says why.
     """
-    plan, data = checked(config, group=group, objects=Objects(strategy, task))
+    plan, data = prepare_plan(config, group=group, objects=Objects(strategy, task))
     return make_run(plan, data, group)
 
 
-def checked(
+def prepare_plan(
     config: RunConfig,
     data: Data | None = None,
     group: ProcessGroup = ALONE,
@@ -170,7 +170,7 @@ def check_files(config: RunConfig) -> None:
     if export_path is not None:
         earlier_export = None
         if out is not None and goes_on:
-            earlier_export = run_folder.exported(out)
+            earlier_export = run_folder.find_export(out)
         is_own = earlier_export is not None and (
             earlier_export.absolute() == export_path.absolute()
         )
@@ -193,9 +193,9 @@ def make_run(plan: RunPlan, data: Data, group: ProcessGroup = ALONE) -> Run:
         _warn_if_slow(plan, params, buffers, data)
     trainer = plan.trainer
     start = (params, buffers, plan.config.seed, plan.numbers)
-    with refused("algo", plan.config.algo):
+    with convert_errors("algo", plan.config.algo):
         state = trainer.init(*start)
-        rounds = planned(plan, state)
+        rounds = plan_rounds(plan, state)
         if plan.config.displacements and rounds.ends is not None:
             # Measuring sends params, which must not be counted: see `planned`.
             try:
@@ -246,11 +246,11 @@ def _measuring(plan: RunPlan, ends: np.ndarray) -> DataParallel:
     config = plan.config
     programs = plan.programs
 
-    def noting(method: Method) -> Method:
-        noted = measured(method.strategy, ends, config.evaluations)
+    def noting(method: TrainingMethod) -> TrainingMethod:
+        noted = record_displacements(method.strategy, ends, config.evaluations)
         return method._replace(strategy=noted)
 
-    def make(settings: Settings) -> Method:
+    def make(settings: Settings) -> TrainingMethod:
         return noting(programs.make(settings))
 
     if programs.measuring is None or not np.array_equal(ends, programs.measuring[0]):
@@ -270,7 +270,7 @@ def _shards(plan: RunPlan, data: Data) -> list[np.ndarray] | None:
 def _make_model(plan: RunPlan, data: Data) -> tuple[PyTree, PyTree]:
     """Returns the task's params and buffers, checked."""
     c = plan.config
-    with refused("task", c.task):
+    with convert_errors("task", c.task):
         params, buffers = check_model(plan.task, c.seed)
         if is_custom(c.task):  # it is tried out on shapes
             check_apply(plan.task, params, buffers, data.test)
@@ -285,13 +285,13 @@ def _make_model(plan: RunPlan, data: Data) -> tuple[PyTree, PyTree]:
         if c.export is not None:
             export.name_tensors(Replica(params, (), buffers))
     if c.init_from is not None:
-        model = export.start(c.init_from, Replica(params, (), buffers))
+        model = export.read_start(c.init_from, Replica(params, (), buffers))
         return model.params, model.buffers
     return params, buffers
 
 
 @contextmanager
-def refused(flag: str, name: str) -> Iterator[None]:
+def convert_errors(flag: str, name: str) -> Iterator[None]:
     """Converts errors inside to BadRequests, except for bugs of our own.
 
     Args:

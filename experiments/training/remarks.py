@@ -159,7 +159,7 @@ def compare_with_best(
     )
 
 
-def unsaved(due: list[int], outcome: Outcome) -> list[str]:
+def remark_unsaved(due: list[int], outcome: Outcome) -> list[str]:
     """Says which checkpoint is the newest, if a later one could not be saved."""
     end = outcome.progress.step
     saved = outcome.progress.saved

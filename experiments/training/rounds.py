@@ -94,7 +94,7 @@ def find_ends(
     if communication is None or not _counts_run(plan):
         try:
             communication = syncalgos.communication(
-                _evaluated(plan),
+                _make_evaluated_strategy(plan),
                 replica,
                 workers=max(plan.config.workers, 2),
                 steps=steps,
@@ -116,7 +116,7 @@ def _counts_run(plan: RunPlan) -> bool:
     return not (is_shared or plan.config.workers == 1 or may_share_loss)
 
 
-def planned(plan: RunPlan, state: TrainState) -> Rounds:
+def plan_rounds(plan: RunPlan, state: TrainState) -> Rounds:
     """Returns the rounds of a run; displacements must not be measured in its state."""
     c = plan.config
     replica = _shapes_of_one(state.replica)
@@ -187,7 +187,7 @@ def _make_timetable(
     is_trained = center_steps is None or center_steps.any()
     if ends is None or (ends.any() and is_trained):
         return timetable
-    description = syncalgos.describe(_evaluated(plan), workers=c.workers)
+    description = syncalgos.describe(_make_evaluated_strategy(plan), workers=c.workers)
     first_change = _first_change(plan, replica)
     # Each worker's center may change on its own.
     sends_nothing = first_change is None and not ends.any()
@@ -272,7 +272,7 @@ def _shapes_of_one(replicas: Replica) -> Any:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), replicas)
 
 
-def _evaluated(plan: RunPlan) -> Strategy:
+def _make_evaluated_strategy(plan: RunPlan) -> Strategy:
     """The strategy of the evaluated model; shared tables beside it always change."""
     is_shared = plan.task.kept == "shared"
     return plan.method.algorithm if is_shared else plan.method.strategy
@@ -291,7 +291,9 @@ def _center_steps(
     Returns:
         (steps + 1,) whole numbers; None if only the run decides.
     """
-    description = syncalgos.describe(_evaluated(plan), workers=plan.config.workers)
+    description = syncalgos.describe(
+        _make_evaluated_strategy(plan), workers=plan.config.workers
+    )
     if description.has_center and ends is None:
         return None
     return description.included_steps(steps, undeclared=ends)
@@ -306,7 +308,7 @@ def _first_change(plan: RunPlan, replica: Replica) -> int | None:
         center_steps = _center_steps(plan, ends, steps)
         if ends is None or center_steps is None:
             return None
-        if syncalgos.describe(_evaluated(plan)).has_center:
+        if syncalgos.describe(_make_evaluated_strategy(plan)).has_center:
             if center_steps.any():
                 return int(np.flatnonzero(center_steps)[0])
         elif ends.any():
@@ -314,7 +316,7 @@ def _first_change(plan: RunPlan, replica: Replica) -> int | None:
     return None
 
 
-def measured(
+def record_displacements(
     strategy: Strategy, sync_steps: np.ndarray, evaluations: Sequence[int]
 ) -> Strategy:
     """Returns the same strategy, which also records the displacements of some rounds.

@@ -25,11 +25,11 @@ def check_out(out: Path, overwrite: bool) -> None:
 
 def check_writable(out: Path) -> None:
     """Raises a BadRequest if no file can be written to a folder; leaves no file."""
-    with files.needed("--out", out):
+    with files.refuse_os_errors("--out", out):
         files.try_to_write(out)
 
 
-def exported(out: Path) -> Path | None:
+def find_export(out: Path) -> Path | None:
     """Returns the file to which a folder's run exports its model; None if none."""
     path = out / "config.json"
     with suppress(OSError, files.Damaged), files.using(path):

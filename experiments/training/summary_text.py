@@ -7,12 +7,12 @@ from experiments.command.terminal import (
     count,
     effective,
     figure,
+    format_bytes,
     label_measures,
     rate,
     show,
-    size,
 )
-from experiments.command.text_tables import definitions, terminal_width, wrapped
+from experiments.command.text_tables import definitions, terminal_width, wrap_text
 from experiments.training.progress import Evaluation
 from experiments.training.summary import Summary
 
@@ -41,7 +41,7 @@ def show_summary(summary: Summary, out: Any) -> None:
     steps_per_second = s.steps_per_second
     memory = "not known"
     if s.temp_bytes is not None:
-        memory = f"{size(s.temp_bytes)} of intermediate results on a device"
+        memory = f"{format_bytes(s.temp_bytes)} of intermediate results on a device"
     learning_rates = f"{rate(s.lr)} nominal, {effective(s.effective_lr)}"
     if s.learning_rate != s.lr:
         learning_rates += f"; {s.learning_rate:.3g} nominal at the end"
@@ -77,7 +77,7 @@ def show_summary(summary: Summary, out: Any) -> None:
     show(
         "\n".join(
             [
-                *wrapped(headline, terminal_columns),
+                *wrap_text(headline, terminal_columns),
                 *definitions(text_by_label, terminal_columns),
             ]
         )
@@ -107,11 +107,11 @@ def _describe_sent(summary: Summary) -> str:
     """Formats the bytes that a worker sent, and that each of its devices sent."""
     if summary.bytes_per_worker is None:
         return "not counted"
-    text = size(summary.bytes_per_worker)
+    text = format_bytes(summary.bytes_per_worker)
     if summary.syncs is not None:
         text += f" in {summary.syncs} syncs"
     if summary.mesh and summary.bytes_per_device is not None:
-        text += f", each of its devices {size(summary.bytes_per_device)}"
+        text += f", each of its devices {format_bytes(summary.bytes_per_device)}"
     if summary.decided is not None:
         text += f", {summary.decided} of them triggered by the data"
     return text
@@ -121,7 +121,9 @@ def _describe_state(summary: Summary) -> str:
     """Formats the bytes of the workers' state on a device, with and without a mesh."""
     nouns = {"params": "params", "opt_state": "optimizer", "sync": "strategy"}
     bytes_by_part = summary.device_bytes
-    parts = ", ".join(f"{noun} {size(bytes_by_part[x])}" for x, noun in nouns.items())
-    total = size(sum(bytes_by_part.values()))
-    without = size(sum(summary.device_bytes_without_mesh.values()))
+    parts = ", ".join(
+        f"{noun} {format_bytes(bytes_by_part[x])}" for x, noun in nouns.items()
+    )
+    total = format_bytes(sum(bytes_by_part.values()))
+    without = format_bytes(sum(summary.device_bytes_without_mesh.values()))
     return f"{total} of state ({parts}), without the mesh {without}"

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 from experiments.command.errors import STOPS, in_one_line
 from experiments.command.stopping import say
-from experiments.files import plain
+from experiments.files import to_json_value
 from syncalgos import checks
 
 Line = Mapping[str, Any]
@@ -86,7 +86,7 @@ class TensorBoard:
         self._writer.close()
 
     def _add_text(self, name: str, content: Mapping[str, Any]) -> None:
-        text = json.dumps(plain(content), indent=2, default=repr)
+        text = json.dumps(to_json_value(content), indent=2, default=repr)
         self._writer.add_text(name, f"```json\n{text}\n```")
 
 
@@ -109,7 +109,7 @@ class Wandb:
         )
 
     def log(self, line: Line) -> None:
-        self._run.log(numbers(line), step=line["step"])
+        self._run.log(finite_numbers(line), step=line["step"])
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         self._run.summary.update(_as_json(summary))
@@ -182,7 +182,7 @@ class Tracking:
                     say(line)
 
 
-def numbers(line: Mapping[str, Any]) -> dict[str, float]:
+def finite_numbers(line: Mapping[str, Any]) -> dict[str, float]:
     """Returns the finite numbers of a line by name, except for its step."""
     return {
         name: x
@@ -193,7 +193,7 @@ def numbers(line: Mapping[str, Any]) -> dict[str, float]:
 
 def points(line: Line) -> Iterator[tuple[str, float, int]]:
     """Yields (name, value, position): by step; losses also by bytes."""
-    values = numbers(line)
+    values = finite_numbers(line)
     for name, value in values.items():
         yield name, value, line["step"]
         if name.startswith(("train_", "test_")) and "bytes_per_worker" in values:
@@ -202,4 +202,4 @@ def points(line: Line) -> Iterator[tuple[str, float, int]]:
 
 def _as_json(content: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a record with JSON's types only."""
-    return json.loads(json.dumps(plain(content), default=repr))
+    return json.loads(json.dumps(to_json_value(content), default=repr))

@@ -150,11 +150,13 @@ def included(
         for arrival in part:
             for arrival_steps in (arrival.steps, arrival.ends):
                 if arrival_steps not in tables:
-                    tables[arrival_steps] = table(arrival_steps, steps, workers, axis)
+                    tables[arrival_steps] = trace_table(
+                        arrival_steps, steps, workers, axis
+                    )
     return np.max([_find_part_steps(part, steps, tables) for part in parts], axis=0)
 
 
-def table(
+def trace_table(
     steps: Steps, count: int, workers: int | None, axis: Axis = WORKERS
 ) -> np.ndarray:
     """Whether each of the first local steps belongs to a set.

@@ -78,7 +78,7 @@ def decided(strategy: Strategy, vote: Vote) -> Strategy:
     check_strategy("decided", strategy)
     if not callable(vote):
         raise ValueError(f"decided: vote must be a function, got {checks.shown(vote)}")
-    rules.check("decided", strategy)
+    rules.check_combination("decided", strategy)
     return _decided(strategy, vote, Strategy())
 
 

@@ -106,7 +106,7 @@ def delayed(
     algorithm 2.
     """
     check_strategy("delayed", strategy)
-    rules.check("delayed", strategy)
+    rules.check_combination("delayed", strategy)
     delay = checks.whole("delayed: delay", delay, least=0)
     alpha = checks.real("delayed: alpha", alpha, least=0)
     if not checks.is_traced(alpha) and alpha > 1:

@@ -151,7 +151,7 @@ def measured(
     if is_moved and introspection.combination(strategy).clock:
         # Moves are what it makes of them.
         return introspection.rebuild_members(strategy, measure)
-    rules.check("measured", strategy)
+    rules.check_combination("measured", strategy)
     axis = introspection.find_axis(strategy)
     acting_steps = introspection.acting_steps(strategy)
     weightings = introspection.find_weightings(strategy, of_syncs=True)

@@ -165,7 +165,7 @@ def participating(
     decentralized data", AISTATS 2017 (FedAvg).
     """
     check_strategy("participating", strategy)
-    rules.check("participating", strategy)
+    rules.check_combination("participating", strategy)
     if not callable(schedule):
         raise ValueError(
             f"participating: schedule must be a function, got {checks.shown(schedule)}"
@@ -562,7 +562,7 @@ def paced(strategy: Strategy, local_steps: Sequence[int]) -> Strategy:
         return introspection.rebuild_members(
             strategy, lambda member: paced(member, quotas)
         )
-    rules.check("paced", strategy)
+    rules.check_combination("paced", strategy)
     axis = introspection.find_axis(strategy)
 
     def init(params: PyTree) -> PacedState:

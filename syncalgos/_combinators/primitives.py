@@ -250,7 +250,7 @@ def at_syncs(strategy: Strategy, extra: Strategy) -> Strategy:
     """
     for member in (strategy, extra):
         check_strategy("at_syncs", member)
-    rules.check("at_syncs", strategy)
+    rules.check_combination("at_syncs", strategy)
     return _apply_after(strategy, extra)
 
 

@@ -184,7 +184,7 @@ RULES: dict[tuple[str, str], str] = {
 """The sentence of each refusal, by combinator and kind; names in braces are values."""
 
 
-def check(combinator: str, strategy: Strategy) -> None:
+def check_combination(combinator: str, strategy: Strategy) -> None:
     """Refuses a strategy of a kind that a combinator does not take.
 
     Args:

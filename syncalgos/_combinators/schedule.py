@@ -55,7 +55,7 @@ def when(strategy: Strategy, active: Callable[[Any], Any]) -> Strategy:
     check_strategy("when", strategy)
     if not callable(active):
         raise ValueError(f"when: active must be a function, got {checks.shown(active)}")
-    rules.check("when", strategy)
+    rules.check_combination("when", strategy)
     return gate(strategy, as_steps(active))
 
 
@@ -380,7 +380,7 @@ def at_end(strategy: Strategy, steps: int) -> Strategy:
     """
     check_strategy("at_end", strategy)
     last_step = checks.whole("at_end: steps", steps, least=1) - 1
-    rules.check("at_end", strategy)
+    rules.check_combination("at_end", strategy)
     if not introspection.ever_syncs(strategy):
         return strategy
     ending_strategy = _add_last_step(strategy, last_step)

@@ -279,7 +279,7 @@ def hide_tables(
     Raises:
         ValueError: some workers skip rounds or rest.
     """
-    rules.check("tables", strategy)
+    rules.check_combination("tables", strategy)
 
     # An average over the workers would mix moments of different rows. And `reset`
     # expects the optimizer state of the params that it sees.

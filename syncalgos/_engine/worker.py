@@ -112,7 +112,7 @@ class Worker(NamedTuple):
         ) -> LossResults:
             batch = _take_examples(batch, data)
             if merged is None:
-                batch = shards.spread(batch)
+                batch = shards.spread_over_devices(batch)
             (_, (buffers, metrics)), grads = loss_and_grads(
                 replica.params, buffers, batch, key, worker_index
             )
@@ -282,7 +282,7 @@ def init(worker: Worker, index: jax.Array, inputs: Inputs) -> Outputs:
     return Outputs(worker_state, Shared(jnp.int32(0), key))
 
 
-def run(worker: Worker, worker_state: WorkerState, inputs: Inputs) -> Outputs:
+def run_steps(worker: Worker, worker_state: WorkerState, inputs: Inputs) -> Outputs:
     """Takes a local step on each batch."""
     shared: Shared = inputs.shared
     worker = worker.with_hyperparams(shared.hyperparams)
@@ -357,7 +357,7 @@ def assess(worker: Worker, worker_state: WorkerState, inputs: Inputs) -> Outputs
 
 
 INIT = Program(init)
-RUN = Program(run, takes_steps=True)
+RUN = Program(run_steps, takes_steps=True)
 EVALUATE = Program(evaluate)
 CENTER = Program(center, makes_model=True)
 DIVERGENCE = Program(divergence)

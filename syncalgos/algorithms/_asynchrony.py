@@ -317,7 +317,7 @@ def _apply_updates(
         return (server, params), None
 
     # One by one, as each update changes the server's model.
-    updates = shards.gathered(own_update, axis)  # (workers, …)
+    updates = shards.gather_by_shard(own_update, axis)  # (workers, …)
     arrivals = jnp.arange(len(is_arriving)), is_arriving, updates
     carry, _ = lax.scan(apply_update, (state.server, wide_params), arrivals)
     server, wide_params = carry

@@ -17,6 +17,7 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
+from syncalgos import checks
 from syncalgos.collectives import _peers
 from syncalgos.collectives._peers import Peers
 
@@ -251,6 +252,6 @@ def same_on_all(number: Any, axis: Axis) -> Any:
         ValueError: a vmap over the workers maps the number; raised when it is traced.
     """
     is_engines = isinstance(axis, Peers) or axis == WORKERS or COUNTED.get()
-    if is_engines or not isinstance(number, jax.core.Tracer):
+    if is_engines or not checks.is_traced(number):
         return number
     return _SAME_NUMBER.bind(number, names=mapped_names(axis))

@@ -78,7 +78,7 @@ def chunked_top_k(
             packed = _hops.pack_12(chosen.reshape(-1))
         else:
             packed = chosen.reshape(-1).astype(_hops.index_dtype(length))
-        message = packed, encode(bits, values)
+        message = packed, encode_bins(bits, values)
 
         def read(message: Any) -> tuple[jax.Array, jax.Array]:
             packed, code = message
@@ -103,7 +103,7 @@ def chunked_top_k(
     return leafwise(combine, layered)
 
 
-def encode(bits: int | None, values: jax.Array) -> tuple[jax.Array, ...]:
+def encode_bins(bits: int | None, values: jax.Array) -> tuple[jax.Array, ...]:
     """Codes a vector as packed bins and their table; keeps a short one unchanged."""
     # A table would be longer than the values.
     if bits is None or values.size <= 2**bits:

@@ -87,7 +87,7 @@ def cast(dtype: Any, *, axis: Axis = WORKERS) -> Reducer:
         return jax.lax.bitcast_convert_type(code, dtype)
 
     def combine(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        result = _hops.all_reduce(x, _hops.Code(to_bits, from_bits), axis)
+        result = _hops.average_coded(x, _hops.Code(to_bits, from_bits), axis)
         return result.mean, result.sent_leaf
 
     return leafwise(combine)
@@ -138,7 +138,7 @@ def quantized(
     NeurIPS 2017.
     """
     check_bits("quantized", bits)
-    code = _hops.Code(partial(encode, bits), partial(decode, bits))
+    code = _hops.Code(partial(encode_levels, bits), partial(decode, bits))
     return _hops.drawn(code, seed, axis)
 
 
@@ -160,7 +160,9 @@ def check_bits(where: str, bits: Any) -> None:
         raise ValueError(f"{where}: bits must be 8, 4 or 2, got {checks.shown(bits)}")
 
 
-def encode(bits: int, x: jax.Array, draws: jax.Array) -> tuple[jax.Array, jax.Array]:
+def encode_levels(
+    bits: int, x: jax.Array, draws: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """Rounds a vector by uniform draws; returns its levels, packed, and its scales."""
     levels = 2 ** (bits - 1) - 1
     per_byte = 8 // bits
@@ -242,7 +244,7 @@ def low_bit(
 
     # Draws of 1/2 round to the nearest level.
     def to_nearest(x: jax.Array, draws: Any) -> tuple[jax.Array, jax.Array]:
-        return encode(bits, x, jnp.full(x.shape, 0.5, x.dtype))
+        return encode_levels(bits, x, jnp.full(x.shape, 0.5, x.dtype))
 
     code = _hops.Code(to_nearest, partial(decode, bits))
 
@@ -261,7 +263,7 @@ def low_bit(
             return jnp.where(keeps, beta * e + (1 - beta) * lost, 0)
 
         def reduce_piece(owed: jax.Array, part_residual: jax.Array) -> _hops.Combined:
-            return _hops.all_reduce(owed, code, axis, residual=part_residual)
+            return _hops.average_coded(owed, code, axis, residual=part_residual)
 
         def combine_leaf(
             x: jax.Array,

@@ -74,7 +74,7 @@ def join_parts(parts: jax.Array, like: jax.Array) -> jax.Array:
     return parts.reshape(-1)[: like.size].reshape(like.shape)
 
 
-def all_reduce(
+def average_coded(
     x: jax.Array,
     code: Code,
     axis: Axis = WORKERS,
@@ -144,7 +144,7 @@ def drawn(code: Code, seed: int, axis: Axis, second: Code | None = None) -> Redu
     seed = checks.seed(seed)
 
     def combine(x: jax.Array, draws: jax.Array) -> tuple[jax.Array, jax.Array]:
-        result = all_reduce(x, code, axis, draws, second_code=second)
+        result = average_coded(x, code, axis, draws, second_code=second)
         return result.mean, result.sent_leaf
 
     # One draw for each entry of all parts, and for each entry of this worker's mean.

@@ -143,7 +143,7 @@ def mean_of_signs(
     own_row = rows[collectives.index(axis)]
     extras = jnp.concatenate([rows, own_row[None]])  # (workers + 1, part)
     marked = jnp.where(is_live, x, jnp.where(x == 0, -1, jnp.abs(x)))
-    result = _hops.all_reduce(
+    result = _hops.average_coded(
         marked, SCALED, axis, extras, residual, takes_largest=~own_row
     )
     waiting = jnp.where(is_live, 0, jnp.maximum(result.mean, 0))

@@ -58,7 +58,9 @@ def top_k(
     code = _hops.Code(lambda values, draws: values, lambda values, length: values)
     if bits is not None:
         _dense.check_bits("top_k", bits)
-        code = _hops.Code(partial(_dense.encode, bits), partial(_dense.decode, bits))
+        code = _hops.Code(
+            partial(_dense.encode_levels, bits), partial(_dense.decode, bits)
+        )
 
     def combine(x: jax.Array, draws: Any = None) -> tuple[jax.Array, jax.Array]:
         values, chosen = choose_largest(x, density)

@@ -134,7 +134,7 @@ def test_groups(written, groups):
     ],
 )
 def test_sizes(written, bytes_):
-    assert hlo.size(written) == bytes_
+    assert hlo.count_type_bytes(written) == bytes_
 
 
 # Of a TPU: a permutation that goes on in the background.

@@ -249,7 +249,7 @@ class ReadCase(NamedTuple):
 
     num_parts: int
     first_worker: int
-    count: int | None
+    num_read: int | None
     are_read: list[int]
 
 
@@ -257,27 +257,27 @@ class ReadCase(NamedTuple):
     ReadCase._fields,
     [
         *(
-            ReadCase(num_parts=4, first_worker=3 * i, count=3, are_read=[i])
+            ReadCase(num_parts=4, first_worker=3 * i, num_read=3, are_read=[i])
             for i in range(4)
         ),  # of the same layout
         ReadCase(
-            num_parts=6, first_worker=8, count=4, are_read=[2, 4, 5]
+            num_parts=6, first_worker=8, num_read=4, are_read=[2, 4, 5]
         ),  # of another: the first may be a wrong guess
-        ReadCase(num_parts=12, first_worker=9, count=3, are_read=[3, 9, 10, 11]),
-        ReadCase(num_parts=3, first_worker=0, count=None, are_read=[0, 1, 2]),
+        ReadCase(num_parts=12, first_worker=9, num_read=3, are_read=[3, 9, 10, 11]),
+        ReadCase(num_parts=3, first_worker=0, num_read=None, are_read=[0, 1, 2]),
     ],
     ids=str,
 )
-def test_few_parts_are_read(num_parts, first_worker, count, are_read, tmp_path):
+def test_few_parts_are_read(num_parts, first_worker, num_read, are_read, tmp_path):
     if not Path("/proc/self/mem").is_file():
         pytest.skip("no file here raises an error when it is read")
     for i, path in enumerate(write_parts(tmp_path, 12, num_parts)):
         if i not in are_read:
             path.unlink()
             path.symlink_to("/proc/self/mem")
-    loaded = load_workers(tmp_path, 8, rows(first_worker, count))
+    loaded = load_workers(tmp_path, 8, rows(first_worker, num_read))
     assert_same(
-        loaded, make_shard(8, 12, first_worker, count)._replace(record=loaded.record)
+        loaded, make_shard(8, 12, first_worker, num_read)._replace(record=loaded.record)
     )
     if len(are_read) < num_parts:
         with pytest.raises(OSError):

@@ -10,7 +10,7 @@ import pytest
 from support.requirements import parameters
 from support.resumed_runs import (
     Crash,
-    Work,
+    ResumedWork,
     assert_near,
     assert_same_end,
     crash_before,
@@ -107,9 +107,9 @@ def test_resumed_run_of_two_processes_is_the_uninterrupted_one(in_two, tmp_path)
     """By an algorithm that keeps a residual of each worker."""
     command = make_words("topk_sgd")
     out = str(tmp_path / "out")
-    works = Work(command, f"{out}-whole"), Work(command, out, STOP)
+    works = ResumedWork(command, f"{out}-whole"), ResumedWork(command, out, STOP)
     uninterrupted, stopped_run, ended = in_two(
-        (*works, Work(f"{command} --resume", out))
+        (*works, ResumedWork(f"{command} --resume", out))
     )
     assert stopped_run.code == 75, stopped_run.stderr
     expected_names = set()
@@ -175,7 +175,7 @@ def test_processes_take_over_from_each_other(in_two, tmp_path):
     out = tmp_path / "out"
     alone = f"{command} --devices 0,1"
     assert run(alone, out, signal_before(5)).code == 75
-    (two,) = in_two((Work(f"{command} --resume", str(out), 4),))
+    (two,) = in_two((ResumedWork(f"{command} --resume", str(out), 4),))
     assert (two.code, two.summary["steps"]) == (75, 7), two.stderr
     ended = run(f"{alone} --resume", out)
     assert ended.summary["resumed_at"] == [4, 7]
@@ -385,7 +385,7 @@ def test_processes_of_which_one_can_use_no_checkpoint_all_refuse(
     for path in (out / FOLDER).glob("*.1-of-2.npz"):
         flipped(path)
     old_files = files(out)
-    (ended,) = in_two((Work(f"{BMUF} --resume", str(out)),))
+    (ended,) = in_two((ResumedWork(f"{BMUF} --resume", str(out)),))
     assert ended.code == 2  # of both
     assert ended.stderr.endswith(f"; no file was removed: {ANEW}\n")
     assert files(out) == old_files
@@ -555,7 +555,7 @@ def test_processes_that_read_parts_of_two_runs_notice(
     (out / FOLDER / ShardName(7, 0, 1).file_name).unlink()
     for number, source in enumerate((stopped, other)):
         split(source, out / FOLDER, number)
-    (ended,) = in_two((Work(f"{BMUF} --resume", str(out)),))
+    (ended,) = in_two((ResumedWork(f"{BMUF} --resume", str(out)),))
     message = "the checkpoint of step 7 cannot be used: "
     assert (
         f"{message}its shard files are of different runs" in ended.stderr.splitlines()
@@ -589,7 +589,7 @@ def test_checkpoint_of_before_ids_and_flags_serves(uninterrupted, out):
 def of_two_parts(in_two, tmp_path_factory):
     """A run of two processes that was stopped: each checkpoint has two files."""
     out = str(tmp_path_factory.mktemp("parts") / "out")
-    (ended,) = in_two((Work(BMUF, out, STOP),))
+    (ended,) = in_two((ResumedWork(BMUF, out, STOP),))
     assert ended.code == 75, ended.stderr
     return ended
 

@@ -18,7 +18,7 @@ from support.commands import (
     ROOT,
     SUMMARY,
     TIMEOUT,
-    Run,
+    EndedRun,
     execute,
     on_a_terminal,
     run_program,
@@ -51,7 +51,7 @@ def test_default_run_learns_digits(tmp_path):
     ended = run_program(words, tmp_path, PYTHONPATH=ROOT, JAX_NUM_CPU_DEVICES=None)
     assert ended.returncode == 0
     (out,) = (tmp_path / "runs").iterdir()
-    summary = Run(0, "", "", out).summary
+    summary = EndedRun(0, "", "", out).summary
     assert summary["test_accuracy"] >= 0.93
     assert not summary["diverged"]
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
@@ -154,7 +154,7 @@ def test_terminal_shows_a_bar_until_ctrl_c(tmp_path):
         read_until("stopped after step")
         assert process.wait(TIMEOUT) == 130
     os.close(screen)
-    assert 0 < Run(130, "", "", tmp_path / "out").summary["steps"] < 1_000_000
+    assert 0 < EndedRun(130, "", "", tmp_path / "out").summary["steps"] < 1_000_000
 
 
 @pytest.mark.slow

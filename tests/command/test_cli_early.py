@@ -9,7 +9,7 @@ from support.command_answers import answered
 import syncalgos
 from experiments.aim.config import SETTINGS as OF_AIM
 from experiments.command import factories
-from experiments.command.factories import ALGORITHM, TASK, describe
+from experiments.command.factories import ALGORITHM, TASK, describe_factory
 from experiments.command.settings import MOST_CHOICES
 from experiments.study import config
 from experiments.training.config import SETTINGS
@@ -52,7 +52,7 @@ def test_version_and_list_are_shown_without_jax(output_by_command):
     listed = [x.split(maxsplit=1) for x in output_by_command["run --list"].splitlines()]
     for kind in KINDS:
         for name in kind.files:
-            assert [name, describe(kind, name).summary] in listed
+            assert [name, describe_factory(kind, name).summary] in listed
 
 
 def test_help_of_all_has_every_flag_with_what_it_can_be(output_by_command):
@@ -106,7 +106,7 @@ def test_flags_read_from_source_are_those_of_the_factory(kind):
 
     for name in kind.files:
         function = factories.find_function(kind, name)
-        read = describe(kind, name)
+        read = describe_factory(kind, name)
         imported = factories.of_function(kind, name, function)
         assert describe_flags(read) == describe_flags(imported)
 

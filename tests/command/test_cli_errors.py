@@ -12,7 +12,7 @@ from support.commands import BASE, ROOT, SUMMARY, run_program
 from support.resumed_runs import run
 
 from experiments import files
-from experiments.command.errors import BadRequest, explained, in_one_line
+from experiments.command.errors import BadRequest, explaining_errors, in_one_line
 from experiments.processes import join
 from experiments.run import main
 
@@ -123,7 +123,7 @@ class Odd(BaseException):
 
 @pytest.mark.parametrize("error", [RuntimeError("x" * 10**7), Odd(), SystemExit(3)])
 def test_any_error_of_a_users_own_is_a_short_line(error):
-    with pytest.raises(BadRequest) as refused, explained("algo", "mine:odd"):
+    with pytest.raises(BadRequest) as refused, explaining_errors("algo", "mine:odd"):
         raise error
     line = in_one_line(refused.value)
     assert line.startswith(f"--algo mine:odd: {type(error).__name__}: ")
@@ -161,7 +161,7 @@ def test_a_link_in_the_place_of_an_unfinished_file_is_not_followed(tmp_path):
 def test_what_may_pass_has_another_exit_code_than_what_lasts(number, code, tmp_path):
     with (
         pytest.raises(BadRequest, match=r"^--out ") as refused,
-        files.needed("--out", tmp_path),
+        files.refuse_os_errors("--out", tmp_path),
     ):
         raise OSError(number, os.strerror(number))
     assert refused.value.code == code

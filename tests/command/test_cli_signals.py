@@ -6,7 +6,7 @@ import signal
 import time
 
 import pytest
-from support.commands import CACHE, SUMMARY, TIMEOUT, Run, in_background
+from support.commands import CACHE, SUMMARY, TIMEOUT, EndedRun, in_background
 from support.faults import until
 
 from experiments.command.stopping import handling
@@ -42,7 +42,7 @@ def test_signal_stops_a_run_with_complete_files(tmp_path):
         assert process.returncode == 75
         with pytest.raises(ProcessLookupError):
             os.killpg(process.pid, 0)  # no process is left
-    ended = Run(75, "", (tmp_path / STDERR).read_text("utf-8"), tmp_path / "out")
+    ended = EndedRun(75, "", (tmp_path / STDERR).read_text("utf-8"), tmp_path / "out")
     assert 16 <= ended.summary["steps"] < 1_000_000
     assert ended.summary["steps"] == ended.lines[-1]["step"]
     assert set(ended.summary) >= SUMMARY
@@ -132,7 +132,7 @@ def test_signal_while_a_later_program_is_compiled_loses_no_training(tmp_path):
         process.send_signal(signal.SIGTERM)
         assert process.wait(TIMEOUT) == 75
     assert "stopping after this dispatch" in (tmp_path / STDERR).read_text("utf-8")
-    assert Run(75, "", "", tmp_path / "out").summary["steps"] == 5
+    assert EndedRun(75, "", "", tmp_path / "out").summary["steps"] == 5
 
 
 @pytest.mark.parametrize(

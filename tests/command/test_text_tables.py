@@ -16,9 +16,9 @@ from experiments.command import terminal
 from experiments.command.text_tables import (
     Columns,
     definitions,
-    table,
+    format_text_table,
     terminal_width,
-    wrapped,
+    wrap_text,
 )
 
 WIDTHS = (60, 80, 132)
@@ -80,7 +80,7 @@ def test_a_table_fits_and_has_each_cell_or_names_its_column(width, elsewhere):
     rng = random.Random(width)
     for _ in range(60):
         rows = drawn_rows(rng)
-        lines = table(rows, COLUMNS._replace(elsewhere=elsewhere), width)
+        lines = format_text_table(rows, COLUMNS._replace(elsewhere=elsewhere), width)
         assert max(map(cell_len, lines)) <= width
         text = "\n".join(lines)
         joined = " ".join(lines)
@@ -100,20 +100,20 @@ def test_a_table_fits_and_has_each_cell_or_names_its_column(width, elsewhere):
 
 def test_a_wide_terminal_and_a_pipe_have_a_line_for_each_row():
     rows = drawn_rows(random.Random(0))
-    full = table(rows, COLUMNS, None)
+    full = format_text_table(rows, COLUMNS, None)
     assert len(full) == 1 + len(rows)
-    assert table(rows, COLUMNS, max(map(cell_len, full))) == full
-    narrower = table(rows, COLUMNS, max(map(cell_len, full)) - 1)
+    assert format_text_table(rows, COLUMNS, max(map(cell_len, full))) == full
+    narrower = format_text_table(rows, COLUMNS, max(map(cell_len, full)) - 1)
     assert len(narrower) > len(full)
 
 
 def test_headings_wrap_first_then_columns_go_in_their_order():
     row = dict.fromkeys(HEADS, "1") | {"algorithm": "bmuf", HEADS[2]: "baseline"}
-    lines = table([row], COLUMNS, 80)
+    lines = format_text_table([row], COLUMNS, 80)
     assert lines[-1].split() == ["bmuf", "1", "baseline", "1", "1", "1", "1"]
     columns_left = [*HEADS]
     for width in range(80, 24, -1):
-        text = " ".join(table([row], COLUMNS, width))
+        text = " ".join(format_text_table([row], COLUMNS, width))
         if "(no room for: " not in text:
             continue
         names = text.partition("(no room for: ")[2].partition(";")[0].split(", ")
@@ -125,13 +125,13 @@ def test_headings_wrap_first_then_columns_go_in_their_order():
 @pytest.mark.parametrize("width", WIDTHS)
 def test_sentences_wrap_at_spaces_and_not_within_a_number_with_its_unit(width):
     words = "it sent 156.7 kB of 6 arrays, 97.24 ± 0.12 % [0.50, 1.10], in 24 µs "
-    lines = wrapped(words * 9, width)
+    lines = wrap_text(words * 9, width)
     assert max(map(len, lines)) <= width
     assert " ".join(lines) == (words * 9).rstrip()
     for unbroken in ("156.7 kB", "97.24 ± 0.12 %", "[0.50, 1.10]", "24 µs"):
         assert sum(line.count(unbroken) for line in lines) == 9
     path = f"report: /{'folder/' * 30}report.html"
-    assert path.split()[1] in wrapped(path, width)
+    assert path.split()[1] in wrap_text(path, width)
 
 
 def test_definitions_stand_beside_their_names_or_below():
@@ -177,7 +177,7 @@ def drawn_bars(monkeypatch, columns, draw):
 @pytest.mark.parametrize("label", ["bmuf", "bmuf[--nesterov --period 16], seed 1000"])
 def test_bars_fit_and_show_times_and_numbers_in_full(monkeypatch, columns, label):
     def draw():
-        with terminal.report(1_000_000) as report:
+        with terminal.open_report(1_000_000) as report:
             report.step(123_456, 0.12345)
             report.line(" ".join(["step 16/32  test accuracy 0.9712"] * 9))
         with terminal.bar(terminal.elapsed_time(), "{task.fields[left]}") as bars:

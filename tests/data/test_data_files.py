@@ -28,7 +28,7 @@ OTHER = CONTENT[:-1] + b"!"
 CLOSED = "http://127.0.0.1:9/data.bin"  # discards, where anything listens
 
 
-class Server:
+class FileServer:
     """Serves CONTENT in the manner that a path names; notes what was asked."""
 
     def __init__(self):
@@ -73,7 +73,7 @@ class Server:
 @pytest.fixture
 def server(monkeypatch):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    serving = Server()
+    serving = FileServer()
     thread = threading.Thread(target=serving.http.serve_forever, args=(0.01,))
     thread.start()
     yield serving

@@ -14,7 +14,7 @@ from experiments.one_run import Folder
 from experiments.tasks.task import Data, Task
 from experiments.training.config import parse
 from experiments.training.defaults import takes
-from experiments.training.prepare import checked, make_run, prepare
+from experiments.training.prepare import make_run, prepare, prepare_plan
 from experiments.training.summary import summarize
 
 EXAMPLES = 40
@@ -66,7 +66,9 @@ WITHOUT_SYNC = ["--algo", "model_averaging", "--period", "1000"]  # they never a
 
 def again(run, *words):
     """A run of other words behind a run, with its programs."""
-    shared_run = make_run(*checked(parse(words), run.data, programs=run.plan.programs))
+    shared_run = make_run(
+        *prepare_plan(parse(words), run.data, programs=run.plan.programs)
+    )
     assert shared_run.trainer is run.trainer
     return shared_run
 

@@ -11,7 +11,7 @@ from support import tiny_tasks
 from support.commands import find_imports
 from support.resumed_runs import refused
 
-from experiments.command.errors import explained
+from experiments.command.errors import explaining_errors
 from experiments.command.factories import YOUR_OWN
 from experiments.command.stopping import Terminated
 from experiments.tasks import TASKS
@@ -166,7 +166,7 @@ def test_what_is_no_factory_is_told_by_its_value(flag, tmp_path):
 
 
 def test_sigterm_in_a_users_code_is_no_mistake_of_theirs():
-    with pytest.raises(Terminated), explained("task", "a:b"):
+    with pytest.raises(Terminated), explaining_errors("task", "a:b"):
         raise Terminated
 
 

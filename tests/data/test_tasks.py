@@ -15,7 +15,7 @@ from support.small_tasks import on_real_data, task_folder
 import syncalgos
 from experiments.data import sampling, tokens
 from experiments.tasks import TASKS, cifar10, classify, embeddings, imagenet_synthetic
-from experiments.tasks.cifar10 import augmented  # before a fixture replaces it
+from experiments.tasks.cifar10 import augment  # before a fixture replaces it
 from experiments.tasks.task import held_out, losses
 from experiments.training.config import parse
 from experiments.training.prepare import prepare
@@ -37,7 +37,7 @@ def float64(monkeypatch):
     def normalise(x, mean, deviation):
         return (x.astype("float64") / 255 - np.array(mean)) / np.array(deviation)
 
-    monkeypatch.setattr(classify, "normalised", normalise)
+    monkeypatch.setattr(classify, "normalise_images", normalise)
     with jax.enable_x64(True):
         yield
 
@@ -53,7 +53,7 @@ def small_resnets(monkeypatch):
 @pytest.fixture
 def unchanged_images(monkeypatch):
     """Without the draws, which differ between workers."""
-    monkeypatch.setattr(cifar10, "augmented", lambda key, x: x)
+    monkeypatch.setattr(cifar10, "augment", lambda key, x: x)
 
 
 def relative_errors(actual, expected):
@@ -148,7 +148,7 @@ def test_augmented_images_are_shifted_and_mirrored_in_all_162_ways():
     assert len(ways) == 2 * 81
     draws = 162 * 40
     images, other = (
-        np.asarray(augmented(jax.random.key(seed), np.stack([image] * draws)))
+        np.asarray(augment(jax.random.key(seed), np.stack([image] * draws)))
         for seed in (0, 1)
     )
     assert (images != other).any((1, 2, 3)).mean() > 0.9
@@ -166,7 +166,7 @@ def test_images_to_train_on_are_augmented_and_held_out_ones_are_not(monkeypatch)
         seen_shapes.append(x.shape)
         return x
 
-    monkeypatch.setattr(cifar10, "augmented", noted)
+    monkeypatch.setattr(cifar10, "augment", noted)
     task = small_tasks.make("cifar10")
     key = jax.random.key(0)
     start = jax.eval_shape(task.init, key)

@@ -46,8 +46,8 @@ def find_documents(words, column="text"):
 
 def make_tokens(source, folder, size=300, limit=None):
     """The tokenizer that is trained on a text, and the text's tokens."""
-    tokenizer = tokens.trained(source, size, END, folder)
-    return tokenizer, tokens.tokenized(source, tokenizer, END, limit, folder)
+    tokenizer = tokens.train_tokenizer(source, size, END, folder)
+    return tokenizer, tokens.tokenize_text(source, tokenizer, END, limit, folder)
 
 
 def decode_documents(values, tokenizer):
@@ -282,7 +282,7 @@ def test_a_tokenizer_of_ones_own_keeps_all_of_the_text_and_adds_nothing(
     trained.save(str(path))
     source = find_documents(songs / "b.txt")
     own_tokenizer = tokens.from_file(path, END)
-    row = tokens.tokenized(source, own_tokenizer, END, None, tmp_path / "own")
+    row = tokens.tokenize_text(source, own_tokenizer, END, None, tmp_path / "own")
     np.testing.assert_array_equal(row.values, plain.values)
 
 
@@ -396,9 +396,9 @@ from experiments.data import repeats, tokens
 path, folder, first, second = sys.argv[1:]
 source, folder = tokens.find_documents("--text", path, "text"), Path(folder)
 exec(first)
-tokenizer = tokens.trained(source, 300, "<|endoftext|>", folder)
+tokenizer = tokens.train_tokenizer(source, 300, "<|endoftext|>", folder)
 exec(second)
-tokens.tokenized(source, tokenizer, "<|endoftext|>", None, folder)
+tokens.tokenize_text(source, tokenizer, "<|endoftext|>", None, folder)
 """
 
 

@@ -212,7 +212,7 @@ def test_table_of_combinators_says_what_they_refuse_and_why(name):
 
 @pytest.mark.parametrize("name", published.read_toml(published.DEFAULTS))
 def test_each_flag_of_an_algorithm_says_where_its_default_comes_from(name):
-    defaults = factories.describe(factories.ALGORITHM, name).defaults
+    defaults = factories.describe_factory(factories.ALGORITHM, name).defaults
     rows = published.find_defaults(name)
     flags = [row.flag.removeprefix("--").replace("-", "_") for row in rows]
     assert sorted(flags) == sorted(defaults)

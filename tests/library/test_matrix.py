@@ -10,7 +10,7 @@ import pytest
 from support.commands import ROOT
 
 from conformance import matrix
-from conformance.adapters.rows import Cause, Project, Row, add_checkout
+from conformance.adapters.rows import AgreementRow, Cause, Project, add_checkout
 from conformance.check import read
 
 PAGE = (ROOT / "docs" / "conformance.md").read_text("utf-8")
@@ -27,7 +27,7 @@ def make_path(vectors):
 
 
 def make_project(run, **options):
-    row = Row("Averager", "model_averaging", run, **options)
+    row = AgreementRow("Averager", "model_averaging", run, **options)
     return Project("Made up", "1.0", [row]), row
 
 
@@ -127,7 +127,7 @@ def test_figures_have_the_first_difference_and_those_after_later_syncs():
     path[5, 2, 0] += 0.25
     path[7:, :, 1] += 0.5
     path[11, 3, 1] += 0.5
-    figures = matrix.measure(vectors, path, 1e-9)
+    figures = matrix.measure_difference(vectors, path, 1e-9)
     assert (figures["first_step"], figures["sizes"]) == (5, [0.5, 1.0])
     assert figures["first_size"] == pytest.approx(0.25)
     assert figures["equal"] is False
@@ -136,7 +136,10 @@ def test_figures_have_the_first_difference_and_those_after_later_syncs():
 
 def test_workers_that_agree_after_syncs_are_equal_though_they_differ_from_the_file():
     vectors = read("model_averaging")
-    assert matrix.measure(vectors, make_path(vectors) + 1.0, 1e-9)["equal"] is True
+    assert (
+        matrix.measure_difference(vectors, make_path(vectors) + 1.0, 1e-9)["equal"]
+        is True
+    )
 
 
 def test_an_error_of_an_implementation_is_its_difference():

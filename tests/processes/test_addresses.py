@@ -11,7 +11,7 @@ from support.faults import by_hand, listening, tagged, until
 from experiments.checkpoint.resume import FOLDER
 from experiments.checkpoint.shards import find_steps
 from experiments.processes import network
-from experiments.processes.network import free_port, listen, own_address
+from experiments.processes.network import find_own_address, free_port, listen
 
 LOOPBACK = "127.0.0.1"
 NOWHERE = "203.0.113.7"  # kept for documents
@@ -23,13 +23,13 @@ LONG += "--checkpoint-every 4 --eval-every 40000"
 
 
 def test_address_that_a_name_means_here():
-    assert own_address(LOOPBACK) == LOOPBACK
-    assert own_address("127.0.0.2") == "127.0.0.2"
-    assert own_address("localhost") in (LOOPBACK, "::1")
-    assert own_address("0.0.0.0") == "0.0.0.0"
+    assert find_own_address(LOOPBACK) == LOOPBACK
+    assert find_own_address("127.0.0.2") == "127.0.0.2"
+    assert find_own_address("localhost") in (LOOPBACK, "::1")
+    assert find_own_address("0.0.0.0") == "0.0.0.0"
     for host in (NOWHERE, "no-such-host.invalid", "a..b"):
-        assert own_address(host) is None
-    mine = own_address(socket.gethostname())
+        assert find_own_address(host) is None
+    mine = find_own_address(socket.gethostname())
     assert mine is None or not ipaddress.ip_address(mine).is_loopback
 
 
@@ -47,7 +47,7 @@ def test_address_has_a_host_and_a_port():
     texts = {"hosta:9999": "hosta", "10.0.0.1:9999": "10.0.0.1", "[::1]:9999": "::1"}
     for text, host in texts.items():
         assert network.address(text) == (host, 9999)
-        assert network.joined_address(host, 9999) == text
+        assert network.join_address(host, 9999) == text
 
 
 NONE = "h h: :9 h:x h:0 h:65536 ::1:9 http://h:9 h:-1"
@@ -75,7 +75,7 @@ def test_processes_of_one_machine_listen_to_it_alone(start):
 def test_name_that_means_nothing_here_serves_all_the_same(start):
     """Processes of one machine that has its own name in /etc/hosts."""
     name = socket.gethostname()
-    if own_address(name) is not None:
+    if find_own_address(name) is not None:
         pytest.skip("this machine's name means an address of it")
     coordinator = free_address().replace(LOOPBACK, name)
     words = f"{LONG} --steps 16"

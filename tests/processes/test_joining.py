@@ -12,11 +12,11 @@ import jax
 import pytest
 from jax._src.clusters import cloud_tpu_cluster  # jax has no public way to ask
 from support.certificates import Authority
-from support.commands import PROGRAM, Run, execute, together
+from support.commands import PROGRAM, EndedRun, execute, together
 from support.tiers import tiers
 
 from experiments.command.errors import BadRequest
-from experiments.processes.group import requested
+from experiments.processes.group import find_requested_processes
 from experiments.processes.join import Unconnected, check_tls, join
 from experiments.processes.network import free_port
 from experiments.training.config import parse
@@ -37,7 +37,7 @@ BY_HAND = "--coordinator a:9999 --process-id 1 --num-processes 4"
     ],
 )
 def test_flags_say_which_processes_there_are(command, expected):
-    assert requested(parse(command.split())) == expected
+    assert find_requested_processes(parse(command.split())) == expected
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_flags_say_which_processes_there_are(command, expected):
 )
 def test_flags_that_do_not_go_together_are_refused(command, words):
     with pytest.raises(BadRequest) as refused:
-        requested(parse(command.split()))
+        find_requested_processes(parse(command.split()))
     assert words in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -350,7 +350,7 @@ AUTO = ["--distributed", "auto"]
 def test_variables_say_who_a_process_is(variables, expected, monkeypatch):
     for name, value in variables.items():
         monkeypatch.setenv(name, str(value))
-    assert requested(parse(AUTO)) == expected
+    assert find_requested_processes(parse(AUTO)) == expected
 
 
 def test_hosts_of_tpus_are_counted_slice_by_slice(monkeypatch):
@@ -359,7 +359,7 @@ def test_hosts_of_tpus_are_counted_slice_by_slice(monkeypatch):
         for name, value in slices(process).items():
             monkeypatch.setenv(name, str(value))
         expected = ProcessGroup(process, 4, coordinator=f"127.0.0.1:{PORT}")
-        assert requested(parse(AUTO)) == expected
+        assert find_requested_processes(parse(AUTO)) == expected
 
 
 @pytest.mark.parametrize(
@@ -380,7 +380,7 @@ def test_variables_that_make_no_sense_are_refused(variables, words, monkeypatch)
     for name, value in variables.items():
         monkeypatch.setenv(name, str(value))
     with pytest.raises(BadRequest, match=words):
-        requested(parse(AUTO))
+        find_requested_processes(parse(AUTO))
 
 
 # Bound to one core, XLA would round otherwise than on two.
@@ -402,6 +402,6 @@ def test_processes_that_a_scheduler_started_find_each_other(scheduler, tmp_path)
     assert [code for code, *_ in ended] == [0] * len(started), ended
     # The first speaks.
     assert sum("test accuracy" in text for _, text, _ in ended) == 1
-    ended = Run(0, "", "", tmp_path / "out")
+    ended = EndedRun(0, "", "", tmp_path / "out")
     alone = execute(command, tmp_path / "alone")
     assert ended.summary["params_sha256"] == alone.summary["params_sha256"]

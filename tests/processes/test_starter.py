@@ -152,7 +152,7 @@ def test_restart_resumes_in_the_folder_of_the_first_attempt(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "executable", str(program))
     argv = shlex.split("--algo bmuf --overwrite --processes=2 --max_restarts 2")
-    assert starter.start(parse(argv), argv) == 0
+    assert starter.start_processes(parse(argv), argv) == 0
     assert capfd.readouterr().err.endswith("SIGKILL\nrestart 1 of 2\n")
     words = r"-m experiments\.run --algo bmuf( --overwrite)? --out (\S+)( --resume)? "
     words += r"--coordinator 127\.0\.0\.1:\d+ --num-processes 2 --process-id \d"
@@ -177,7 +177,7 @@ def test_what_repeats_at_the_same_step_ends_the_run(
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
     argv = shlex.split(f"--algo bmuf --processes 2 --max-restarts 2 --out {out}")
-    assert starter.start(parse(argv), argv) == code
+    assert starter.start_processes(parse(argv), argv) == code
     restart_lines = [f"restart {i + 1} of 2" for i in range(restarts)]
     ends = ["it ended at the same step as before: no restart"] if code == 1 else []
     assert capfd.readouterr().err.splitlines() == restart_lines + ends

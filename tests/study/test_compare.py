@@ -25,8 +25,8 @@ from support.study_commands import (
 
 from experiments import api, files
 from experiments.study.main import main
-from experiments.study.making import cleaned, unfinished
-from experiments.study.study import _quoted
+from experiments.study.making import clean_remains, open_unfinished
+from experiments.study.study import _quote
 
 FILES = "study.json metrics.jsonl finals.jsonl table.md table.csv report.html paper"
 # One algorithm, one seed: the shortest study that is none of the above.
@@ -67,7 +67,7 @@ def test_a_study_leaves_its_runs_and_a_report_and_nothing_else(short):
 
 def test_a_shell_reads_the_words_of_the_command_as_they_were():
     for word in ("lr", "a, 'b c'=d", "'$x'", "a \"b\" 'c'", "it's"):
-        assert shlex.split(_quoted(word)) == [word]
+        assert shlex.split(_quote(word)) == [word]
 
 
 @pytest.mark.slow
@@ -160,7 +160,7 @@ def test_a_run_is_made_beside_files_of_the_user(tmp_path):
     new_files = dict.fromkeys(
         ("config.json", "metrics.jsonl", "summary.json"), '{"new": 1}'
     )
-    with unfinished(folder) as place:
+    with open_unfinished(folder) as place:
         place.mkdir()
         for name, text in new_files.items():
             (place / name).write_text(text)
@@ -175,7 +175,7 @@ def test_only_folders_of_killed_runs_are_cleaned_away(tmp_path):
     theirs = [tmp_path / "data" / "raw" / ".seed-list", kinds[0] / ".seed-notes"]
     for folder in (*ours, *theirs):
         folder.mkdir(parents=True)
-    with cleaned(tmp_path):
+    with clean_remains(tmp_path):
         pass
     assert [x.exists() for x in (*ours, *theirs)] == [False, False, True, True]
 

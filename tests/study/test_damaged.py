@@ -122,7 +122,7 @@ def make_resumable_config(tmp_path):
     def read():
         # It keeps the run from a folder of another.
         check_config(tmp_path, run_config)
-        return run_folder.exported(tmp_path)
+        return run_folder.find_export(tmp_path)
 
     return path, read
 
@@ -142,7 +142,7 @@ def make_study_file(is_sealed):
 
 def make_reuse_file(tmp_path):
     path = tmp_path / "found.json"
-    programs_read = [files.sealed(COMPILED | {"label": x, "argv": [x]}) for x in "ab"]
+    programs_read = [files.seal(COMPILED | {"label": x, "argv": [x]}) for x in "ab"]
     programs = ",\n".join(map(json.dumps, programs_read))
     path.write_text(f'{{"command": ["python"],\n"programs": [\n{programs}\n]}}')
     return path, lambda: aim_jobs.read_earlier(SimpleNamespace(reuse=[path]))
@@ -154,7 +154,7 @@ def of_an_export(tmp_path):
     export.save(path, like, {"algo": '"bmuf"', "steps": "4"})
 
     def read():
-        params = export.start(path, like).params
+        params = export.read_start(path, like).params
         return {name: np.asarray(x).tobytes() for name, x in params.items()}
 
     return path, read

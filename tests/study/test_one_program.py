@@ -10,7 +10,7 @@ from support.tiers import tiers
 
 import syncalgos
 from experiments.command.errors import BadRequest
-from experiments.command.factories import ALGORITHM, describe
+from experiments.command.factories import ALGORITHM, describe_factory
 from experiments.study.making import FinishedRun, Maker
 from experiments.training.config import parse
 from experiments.training.defaults import takes
@@ -75,7 +75,9 @@ KINDS = "bmuf", "qsr"
 def test_another_rate_seed_and_number_compile_nothing(name, tmp_path):
     runs = Runs(tmp_path)
     words = f"--algo {name}"
-    words += " --period 4" if "period" in describe(ALGORITHM, name).flags else ""
+    words += (
+        " --period 4" if "period" in describe_factory(ALGORITHM, name).flags else ""
+    )
     heavy = name != "zero_one_adam"  # which takes plain SGD alone
     runs.make(f"{words} --lr 0.05" + " --momentum 0.9" * heavy)
     first_programs = runs.programs

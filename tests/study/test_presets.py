@@ -25,7 +25,7 @@ def read_preset(name):
 
 def under(name, *argv):
     """A preset with a user's flags."""
-    return config.read(["--preset", name, *argv])
+    return config.read_command_line(["--preset", name, *argv])
 
 
 def on_small_data(decided):
@@ -57,10 +57,14 @@ def test_papers_values_are_taken_for_own_flags(name):
 
 
 def test_papers_values_may_be_compared_with_defaults():
-    three = config.read(["--algos", "bmuf, diloco, published=diloco --preset paper"])
+    three = config.read_command_line(
+        ["--algos", "bmuf, diloco, published=diloco --preset paper"]
+    )
     runs = [variant.config.arguments for variant in three.variants]
     assert [run["period"] for run in runs] == [16, 16, 500]
-    published = config.read(["--preset", "paper", "--algos", "bmuf, diloco"])
+    published = config.read_command_line(
+        ["--preset", "paper", "--algos", "bmuf, diloco"]
+    )
     runs = [variant.config.arguments for variant in published.variants]
     assert [run["period"] for run in runs] == [16, 500]
 

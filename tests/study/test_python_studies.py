@@ -72,7 +72,7 @@ def test_a_study_from_python_is_that_of_its_command_line(name):
     """Its folder goes on, and its runs are the same."""
     call = CALLS[name]
     study = make_study(call.algos, seeds=5, tune=call.tune, flags=call.flags)
-    of_command = config.read(shlex.split(call.command))
+    of_command = config.read_command_line(shlex.split(call.command))
     assert config.identity(study) == config.identity(of_command)
     assert study.points == of_command.points
     for variant, expected in zip(study.variants, of_command.variants, strict=True):

@@ -32,7 +32,7 @@ NASTY = "<script>alert(\"1\")</script> & 'x' | $y_$"
 def folder(tmp_path_factory):
     """The files of the report for one network."""
     out = tmp_path_factory.mktemp("report")
-    pages.write(made_up()._replace(networks=NETWORKS[:1]), out)
+    pages.write_report(made_up()._replace(networks=NETWORKS[:1]), out)
     return out
 
 
@@ -113,7 +113,9 @@ def tick_texts(axes):
 def make_page(report):
     """The page of a report, without its drawings."""
     plots = plotted(report)
-    return Page(pages.page(report, [*plots.values()], dict.fromkeys(plots, "<svg/>")))
+    return Page(
+        pages.render_page(report, [*plots.values()], dict.fromkeys(plots, "<svg/>"))
+    )
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +185,7 @@ CELLS = {
 def test_a_row_has_its_figures_on_the_page_and_in_both_tables(label):
     report = made_up()
     page_text = make_page(report).join_words()
-    markdown_lines = pages.markdown(report).splitlines()
+    markdown_lines = pages.render_markdown(report).splitlines()
     [markdown_row] = [x for x in markdown_lines if x.startswith(f"| {label} |")]
     latex_lines = pages.latex(report, None).splitlines()
     [latex_row] = [x for x in latex_lines if x.startswith(f"{pages.tex(label)} &")]
@@ -201,7 +203,7 @@ def test_a_label_makes_no_link_and_turns_no_line_in_markdown():
 def test_page_and_markdown_have_the_headline_and_every_remark():
     report = made_up()
     page_text = make_page(report).join_words("")
-    markdown = pages.markdown(report)
+    markdown = pages.render_markdown(report)
     assert report.headline in markdown
     assert " ".join(report.headline.split()) in page_text.replace("\u00a0", " ")
     for remark in report.remarks:
@@ -336,7 +338,7 @@ def test_labels_cannot_become_tags_and_end_no_cell_early(tmp_path, monkeypatch):
     monkeypatch.setattr(figures, "plots", two_plots)
     labels = {"diloco": NASTY, "sync_sgd": 'a" onload="x', "bmuf --nesterov": "b\nc"}
     labels["slowmo --slow-momentum 0.95"] = odd = '#1c2024 0.12345 id="a'
-    pages.write(made_up(labels=labels)._replace(networks=[]), tmp_path)
+    pages.write_report(made_up(labels=labels)._replace(networks=[]), tmp_path)
     page = Page((tmp_path / "report.html").read_text())
     assert not page.find_attributes("script")
     for _, attributes in page.tags:
@@ -598,7 +600,7 @@ def test_an_algorithm_of_which_all_runs_diverged_is_shown_as_that():
     curves = report.curves
     report = report._replace(rows=rows, curves=[curves[0], *curves[2:]])
     assert {"all diverged", "5 seeds, 5 diverged"} <= {*make_page(report).words}
-    line = pages.markdown(report).splitlines()[7]
+    line = pages.render_markdown(report).splitlines()[7]
     assert line.startswith("| bmuf --nesterov | all diverged | all 5 diverged |")
 
 

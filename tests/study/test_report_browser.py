@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(
 def folder(tmp_path_factory):
     """The files of a report."""
     out = tmp_path_factory.mktemp("browser")
-    pages.write(made_up(), out)
+    pages.write_report(made_up(), out)
     return out
 
 

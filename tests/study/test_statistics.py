@@ -15,8 +15,8 @@ from experiments.study.statistics import (
     Difference,
     Spread,
     band,
-    corrected,
-    paired,
+    correct_p_values,
+    find_difference,
     spread,
 )
 
@@ -28,7 +28,7 @@ def by_seed(values):
     return dict(enumerate(values))
 
 
-compared: Any = paired
+compared: Any = find_difference
 
 
 def interval(difference: Any) -> Any:
@@ -76,7 +76,7 @@ LOWER = {seed: value - 0.25 for seed, value in EIGHTHS.items()}
 def test_seeds_are_paired_and_equal_differences_have_no_interval(
     values, baseline, expected
 ):
-    assert paired(values, baseline) == (expected and Difference(*expected))
+    assert find_difference(values, baseline) == (expected and Difference(*expected))
 
 
 def test_four_pairs_have_no_interval():
@@ -88,7 +88,7 @@ def test_four_pairs_have_no_interval():
 def test_interval_and_p_value_are_those_of_scipys_paired_t_test(pairs):
     values, baseline = np.random.default_rng(pairs).exponential(size=(2, pairs))
     expected = ttest_rel(values, baseline)
-    difference: Any = paired(by_seed(values), by_seed(baseline))
+    difference: Any = find_difference(by_seed(values), by_seed(baseline))
     assert difference.p == pytest.approx(expected.pvalue)
     assert interval(difference) == pytest.approx(
         tuple(expected.confidence_interval(0.95))
@@ -157,7 +157,7 @@ def with_p(*values):
     ],
 )
 def test_p_values_are_corrected_as_holm_does(ps, expected):
-    assert corrected(with_p(*ps)) == pytest.approx(expected)
+    assert correct_p_values(with_p(*ps)) == pytest.approx(expected)
 
 
 def test_a_band_goes_on_with_the_seeds_that_have_a_figure():

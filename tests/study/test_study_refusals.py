@@ -67,7 +67,9 @@ NOT_FINITE = "one or more finite values, got"
 def compare(command, out):
     """Begins a study."""
     argv = [*shlex.split(command), f"--out={out}"]
-    study.run(config.read(argv), argv, lambda: pytest.fail("a run was begun"))
+    study.run_study(
+        config.read_command_line(argv), argv, lambda: pytest.fail("a run was begun")
+    )
 
 
 def ignore_folder(function, *arguments):
@@ -80,7 +82,7 @@ REFUSED = [
     *((partial(compare, command), words) for command, words in STUDIES.items()),
     (ignore_folder(statistics.spread, []), [NOT_FINITE]),
     (ignore_folder(statistics.spread, [1.0, math.nan]), [NOT_FINITE]),
-    (ignore_folder(statistics.paired, {0: math.inf}, {0: 1.0}), ["finite"]),
+    (ignore_folder(statistics.find_difference, {0: math.inf}, {0: 1.0}), ["finite"]),
 ]
 
 
@@ -112,13 +114,15 @@ def test_a_study_does_not_mix_runs_on_a_file_with_runs_on_a_changed_one(tmp_path
     rows = "x,y\n" + "1,a\n2,b\n" * 20
     path.write_text(rows)
     words = f"--algos sync_sgd --task table --file {path} --batch-size 8 --seeds 1"
-    study_config = config.read([*shlex.split(words), f"--out={tmp_path / 'study'}"])
+    study_config = config.read_command_line(
+        [*shlex.split(words), f"--out={tmp_path / 'study'}"]
+    )
     for _ in range(2):
-        with study.opened(study_config) as (plan, _):
+        with study.open_study(study_config) as (plan, _):
             assert plan.missing == 1
     path.write_text(rows.replace("2,b", "3,b"))
     with pytest.raises(BadRequest, match="holds a study with other data"):
-        study.opened(study_config).__enter__()
+        study.open_study(study_config).__enter__()
 
 
 @pytest.mark.parametrize(("call", "words"), REFUSED)

@@ -20,7 +20,7 @@ from experiments.training.run_folder import default_out
 
 def read_config(*argv, task="digits"):
     """The checked config of a study's command line."""
-    return config.read(["--task", task, *argv])
+    return config.read_command_line(["--task", task, *argv])
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from experiments.study.statistics import paired
+from experiments.study.statistics import find_difference
 from experiments.study.tuning_noise import (
     find_interval,
     find_shifts,
@@ -15,7 +15,7 @@ NO_SHIFTS = [0.0] * 2000
 
 def draw_difference(draws, mean, deviation=1.0, seeds=25):
     gains = dict(enumerate(mean + deviation * draws.normal(size=seeds)))
-    return paired(gains, dict.fromkeys(gains, 0.0))
+    return find_difference(gains, dict.fromkeys(gains, 0.0))
 
 
 def test_tuning_that_cannot_go_another_way_widens_no_interval():

@@ -40,7 +40,7 @@ SUMMARY = LINE | {"algo", "task", "seed", "workers", "steps", "syncs", "params_s
 SUMMARY |= {"total_seconds", "diverged", "diverged_at"}
 
 
-class Run(NamedTuple):
+class EndedRun(NamedTuple):
     """A command that has ended."""
 
     code: int
@@ -118,7 +118,7 @@ def free_address():
         return f"127.0.0.1:{sock.getsockname()[1]}"
 
 
-class Command:
+class EndedCommand:
     """A command that runs; its output goes to files."""
 
     def __init__(self, words, folder, number, environ, cwd=ROOT):
@@ -287,14 +287,14 @@ def execute(command, out, program=PROGRAM, timeout=TIMEOUT, **environ):
     """Runs a command to its end."""
     words = [*program, *shlex.split(command), "--out", str(out)]
     ended = run_program(words, timeout=timeout, **environ)
-    return Run(ended.returncode, ended.stdout, ended.stderr, out)
+    return EndedRun(ended.returncode, ended.stdout, ended.stderr, out)
 
 
 @contextmanager
 def in_background(command, out, module="experiments.run", **environ):
     """Yields a process and, of the text on its stderr, wait_for(text, after="")."""
     words = [sys.executable, "-m", module, *shlex.split(command), "--out", str(out)]
-    started = Command(words, out.parent, "background", environment(**environ))
+    started = EndedCommand(words, out.parent, "background", environment(**environ))
 
     def wait_for(text, earlier_text=""):
         pattern = f"{re.escape(earlier_text)}.*{re.escape(text)}"

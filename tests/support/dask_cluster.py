@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from support.commands import COMPARE, TIMEOUT, environment
-from support.commands import Command as Started
+from support.commands import EndedCommand as Started
 from support.faults import TAG, Command, tagged, until
 from support.resumed_runs import OURS
 

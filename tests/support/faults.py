@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from experiments.processes.starter import VARIABLE
-from support.commands import PROGRAM, TIMEOUT, Run, environment, until
-from support.commands import Command as Started
+from support.commands import PROGRAM, TIMEOUT, EndedRun, environment, until
+from support.commands import EndedCommand as Started
 from support.resumed_runs import OURS
 
 TAG = "SYNCALGOS_TEST"  # a variable of all that a test starts
@@ -34,7 +34,9 @@ class Command(Started):
     def ended(self, limit=TIMEOUT):
         """Its output, and its exit code."""
         code = self.process.wait(limit)
-        return Run(code, self.out.read_text("utf-8"), self.stderr_text, self.run_out)
+        return EndedRun(
+            code, self.out.read_text("utf-8"), self.stderr_text, self.run_out
+        )
 
     def member(self, number):
         """The pid of a process that it has started, once it has."""

@@ -72,7 +72,7 @@ def newest(out):
     folder = out / FOLDER
     names = [path.name for path in folder.iterdir()] if folder.exists() else []
     files = filter(None, map(parse_name, names))
-    counts = Counter((file.step, file.of) for file in files)
+    counts = Counter((file.step, file.num_shards) for file in files)
     complete = [step for (step, number), n in counts.items() if n == number]
     return max(complete, default=0)
 

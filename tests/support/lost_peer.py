@@ -22,7 +22,7 @@ LOST_PROCESS = 2
 TIMEOUT = timedelta(seconds=10)
 
 
-class Worker(NamedTuple):
+class PeerWorker(NamedTuple):
     """What a process trains with in a process group."""
 
     peers: syncalgos.Peers
@@ -41,7 +41,7 @@ def join(name, process, processes, folder):
     peers = syncalgos.Peers(TorchGroup())
     strategy = syncalgos.bmuf(2, block_momentum=0.5, axis=peers)
     step = peer_training.make_step(strategy, peer_training.make_optimizer(strategy))
-    return Worker(peers, strategy, step)
+    return PeerWorker(peers, strategy, step)
 
 
 def copy_arrays(tree):

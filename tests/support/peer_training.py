@@ -25,7 +25,7 @@ OUTPUTS = 3
 TIMEOUT = 60  # seconds
 
 
-class Run(NamedTuple):
+class PeerRun(NamedTuple):
     """What one worker, or DataParallel for all of them, ends with.
 
     Attributes:
@@ -185,7 +185,7 @@ def compile_first(transport: Any, function: Callable[..., Any], *args: Any) -> A
 
 def train_over(
     transport: Any, make: Callable[..., syncalgos.Strategy], dtype: Any = np.float32
-) -> Run:
+) -> PeerRun:
     """Trains one worker over a transport."""
     peers = syncalgos.Peers(transport)
     strategy = make(axis=peers)
@@ -203,14 +203,14 @@ def train_over(
         replica, state = peers.run(take_step, replica, state, np.int32(step), batch)
         sent_bytes.append(transport.sent_bytes)
     center = peers.run(compute_center, replica.params, state)
-    return Run(*jax.device_get((replica.params, center)), np.array(sent_bytes))
+    return PeerRun(*jax.device_get((replica.params, center)), np.array(sent_bytes))
 
 
 def train_by_data_parallel(
     make: Callable[..., syncalgos.Strategy],
     workers: int = WORKERS,
     dtype: Any = np.float32,
-) -> Run:
+) -> PeerRun:
     """Trains all workers in one program; the bytes are those of `communication`."""
     strategy = make()
     optimizer = make_optimizer(strategy)
@@ -229,16 +229,16 @@ def train_by_data_parallel(
         jax.device_get(state.replica.params),
     )
     center = jax.device_get(trainer.center(state).params)
-    return Run(params, center, traffic.per_step)
+    return PeerRun(params, center, traffic.per_step)
 
 
-def count_largest_sends(runs: Sequence[Run]) -> np.ndarray:
+def count_largest_sends(runs: Sequence[PeerRun]) -> np.ndarray:
     """Adds up what the worker that sends the most sends in each step, (steps,)."""
     per_step = [np.diff(run.sent_bytes, prepend=0) for run in runs]
     return np.cumsum(np.max(per_step, axis=0))
 
 
-def difference(runs: Sequence[Run], expected: Run) -> float:
+def difference(runs: Sequence[PeerRun], expected: PeerRun) -> float:
     """The largest difference of the workers' params and centers."""
     differences = []
     for rank, run in enumerate(runs):

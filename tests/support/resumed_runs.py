@@ -19,13 +19,13 @@ import pytest
 from experiments.checkpoint.resume import FOLDER
 from experiments.checkpoint.shards import find_steps, load_workers
 from experiments.command import factories
-from experiments.command.errors import guarded
+from experiments.command.errors import run_guarded
 from experiments.command.factories import ALGORITHM
 from experiments.command.words import as_words
-from experiments.one_run import make
+from experiments.one_run import make_run_of_command
 from experiments.training.config import parse
 from experiments.training.process_group import ALONE, ProcessGroup
-from support.commands import ROOT, TIMEOUT, Run, members
+from support.commands import ROOT, TIMEOUT, EndedRun, members
 
 # Tasks of ours, for processes too.
 OURS = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
@@ -54,14 +54,14 @@ def run(command, out, at_look: Callable[[int], None] | None = None, group=ALONE)
                 at_look(next(looks))
             return stopped()
 
-        return make(parse(argv), argv, time.perf_counter(), look, group)
+        return make_run_of_command(parse(argv), argv, time.perf_counter(), look, group)
 
     with (
         redirect_stdout(io.StringIO()) as out_text,
         redirect_stderr(io.StringIO()) as err,
     ):
-        code = guarded(program)
-    return Run(code, out_text.getvalue(), err.getvalue(), out)
+        code = run_guarded(program)
+    return EndedRun(code, out_text.getvalue(), err.getvalue(), out)
 
 
 def refused(command, out):
@@ -93,7 +93,7 @@ def crash_before(look):
 
 def format_flags(name, values):
     """An algorithm's flags, where there are values for its parameters."""
-    algorithm_flags = factories.describe(ALGORITHM, name).flags
+    algorithm_flags = factories.describe_factory(ALGORITHM, name).flags
     flag_values = {
         k: x for k, x in values.items() if k in algorithm_flags and x is not None
     }
@@ -161,7 +161,7 @@ def files(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
-class Work(NamedTuple):
+class ResumedWork(NamedTuple):
     """A run of several joined processes.
 
     Attributes:
@@ -185,7 +185,7 @@ def joined(processes, works, folder):
     for process_results in results:
         assert [code for code, *_ in process_results] == expected_codes
     outs = [Path(work.out) for work in works]
-    return [Run(*x, out) for x, out in zip(results[0], outs, strict=True)]
+    return [EndedRun(*x, out) for x, out in zip(results[0], outs, strict=True)]
 
 
 def work(process, processes, folder):

@@ -17,7 +17,7 @@ FRAMES = 6
 BESIDE = ROOT.parent / "shared" / "data"  # the real data sets, beside the checkout
 
 
-class Leaf(NamedTuple):
+class ExampleLeaf(NamedTuple):
     """A leaf of examples: its entries, and the shape of one example's."""
 
     dtype: str
@@ -29,13 +29,19 @@ class Small(NamedTuple):
     """A task's flags that make it small, its data's form and its files."""
 
     flags: dict[str, Any]
-    form: dict[str, Leaf]
+    form: dict[str, ExampleLeaf]
     files: tuple[str, ...] = ()
 
 
-PICTURES_28 = {"x": Leaf("uint8", (28, 28), 256), "y": Leaf("int32", (), 10)}
-PICTURES_32 = {"x": Leaf("uint8", (32, 32, 3), 256), "y": Leaf("int32", (), 10)}
-NUMBERED = {"number": Leaf("int32", (), 4096)}
+PICTURES_28 = {
+    "x": ExampleLeaf("uint8", (28, 28), 256),
+    "y": ExampleLeaf("int32", (), 10),
+}
+PICTURES_32 = {
+    "x": ExampleLeaf("uint8", (32, 32, 3), 256),
+    "y": ExampleLeaf("int32", (), 10),
+}
+NUMBERED = {"number": ExampleLeaf("int32", (), 4096)}
 FILES = {
     "mnist": tuple(file.path for file in formats.IDX_FILES["mnist"]),
     "fashion-mnist": tuple(file.path for file in formats.IDX_FILES["fashion-mnist"]),
@@ -44,26 +50,28 @@ FILES = {
     "cifar": (formats.CIFAR.path,),
 }
 SMALL = {
-    "digits": Small({}, {"x": Leaf("float32", (64,), 0), "y": Leaf("int32", (), 10)}),
+    "digits": Small(
+        {}, {"x": ExampleLeaf("float32", (64,), 0), "y": ExampleLeaf("int32", (), 10)}
+    ),
     "mnist": Small({}, PICTURES_28, FILES["mnist"]),
     "fashion_mnist": Small({}, PICTURES_28, FILES["fashion-mnist"]),
     "spoken_digits": Small(
         {"hidden": 5, "layers": 2, "frames": FRAMES},
         {
-            "x": Leaf("float32", (FRAMES, formats.BANDS), 0),
-            "length": Leaf("int32", (), FRAMES),
-            "y": Leaf("int32", (), 10),
+            "x": ExampleLeaf("float32", (FRAMES, formats.BANDS), 0),
+            "length": ExampleLeaf("int32", (), FRAMES),
+            "y": ExampleLeaf("int32", (), 10),
         },
         FILES["speech"],
     ),
     "shakespeare": Small(
         {"context": CONTEXT, "width": 8, "layers": 2, "heads": 2},
-        {"window": Leaf("uint8", (CONTEXT + 1,), 65)},
+        {"window": ExampleLeaf("uint8", (CONTEXT + 1,), 65)},
         FILES["plays"],
     ),
     "gpt2_synthetic": Small(
         {"model": "gpt2-tiny", "dtype": "float32"},
-        {"window": Leaf("uint16", (65,), 512)},
+        {"window": ExampleLeaf("uint16", (65,), 512)},
     ),
     "text": Small(
         {
@@ -73,27 +81,32 @@ SMALL = {
             **{"context": CONTEXT, "width": 8, "layers": 2, "heads": 2},
         },
         {
-            "window": Leaf("uint16", (CONTEXT + 1,), 300),
-            "bytes": Leaf("int32", (), 9 * CONTEXT),
+            "window": ExampleLeaf("uint16", (CONTEXT + 1,), 300),
+            "bytes": ExampleLeaf("int32", (), 9 * CONTEXT),
         },
     ),
     "embeddings": Small(
         {"order": 3, "width": 4, "negatives": 0},
-        {"ngram": Leaf("int32", (3,), 12_631)},
+        {"ngram": ExampleLeaf("int32", (3,), 12_631)},
         FILES["plays"],
     ),
     "cifar10": Small({}, PICTURES_32, FILES["cifar"]),
     "imagenet_synthetic": Small(
         {"model": "resnet20", "image_size": 32},
-        {"x": Leaf("uint8", (32, 32, 3), 256), "y": Leaf("int32", (), 1000)},
+        {
+            "x": ExampleLeaf("uint8", (32, 32, 3), 256),
+            "y": ExampleLeaf("int32", (), 1000),
+        },
     ),
-    "mnist1d": Small({}, {"x": Leaf("float32", (40,), 0), "y": Leaf("int32", (), 10)}),
+    "mnist1d": Small(
+        {}, {"x": ExampleLeaf("float32", (40,), 0), "y": ExampleLeaf("int32", (), 10)}
+    ),
     # Without noise, which each worker draws from its own key.
     "quadratic": Small({"dimensions": 6, "noise": 0.0}, NUMBERED),
     "rosenbrock": Small({"noise": 0.0}, NUMBERED),
     "table": Small(
         {"file": str(Path(__file__).with_name("flowers.csv"))},
-        {"x": Leaf("float32", (2,), 0), "y": Leaf("int32", (), 2)},
+        {"x": ExampleLeaf("float32", (2,), 0), "y": ExampleLeaf("int32", (), 2)},
     ),
 }
 

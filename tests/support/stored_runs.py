@@ -42,7 +42,9 @@ def read_study(out, *argv, seeds=5) -> StudyConfig:
         f"--step-time={STEP_TIME}",
         f"--seeds={seeds}",
     ]
-    return study_config.read([*study_flags, *networks, f"--out={out}", *argv])
+    return study_config.read_command_line(
+        [*study_flags, *networks, f"--out={out}", *argv]
+    )
 
 
 def list_run_sets(study):

@@ -74,7 +74,7 @@ def run():
 def test_a_value_of_python_is_that_of_the_flag(name, value, meant):
     field_value = getattr(RunConfig(**{name: value}), name)
     assert field_value == meant
-    json.dumps(files.plain(field_value))  # which no number of NumPy is for
+    json.dumps(files.to_json_value(field_value))  # which no number of NumPy is for
 
 
 @pytest.mark.parametrize(

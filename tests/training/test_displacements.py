@@ -14,7 +14,7 @@ import pytest
 import syncalgos
 from experiments.training.config import parse
 from experiments.training.prepare import prepare
-from experiments.training.rounds import figures, measured
+from experiments.training.rounds import figures, record_displacements
 from syncalgos import bmuf, communication, delayed, model_averaging, reduce_with
 from syncalgos._combinators import introspection
 from syncalgos._combinators.measured import Noted
@@ -137,7 +137,7 @@ def test_figures_are_those_by_hand_and_training_is_the_same(strategy, syncs, del
     placement = {"backend": "shard_map"}  # lanes and devices
     plain, nothing = train(strategy, **placement)
     state, measured_figures = train(
-        measured(strategy, is_sync, EVALUATION_STEPS), **placement
+        record_displacements(strategy, is_sync, EVALUATION_STEPS), **placement
     )
 
     np.testing.assert_allclose(
@@ -167,7 +167,7 @@ def drifting(rows, dtype=float):
     """Figures after one round of two steps in which worker i goes along -rows[i]."""
     rows = np.asarray(rows, float)
     strategy = model_averaging(2)
-    noting = measured(strategy, sync_steps(strategy), (2,))
+    noting = record_displacements(strategy, sync_steps(strategy), (2,))
     params = {"x": jnp.ones(rows.shape[1], dtype)}
     return train(noting, (2,), params=params, rows=np.stack([rows] * 2))[1][0]
 
@@ -201,7 +201,7 @@ def test_short_floats_are_measured_in_float32():
 def test_figures_of_palsgd_are_found_inside_it():
     strategy = syncalgos.palsgd(2, learning_rate=RATE)
     _, measured_figures = train(
-        measured(strategy, sync_steps(strategy), EVALUATION_STEPS), (2,)
+        record_displacements(strategy, sync_steps(strategy), EVALUATION_STEPS), (2,)
     )
     assert np.isfinite(measured_figures).all()
 
@@ -216,7 +216,10 @@ def test_a_run_goes_on_where_displacements_cannot_be_measured(capsys):
 
 def test_nothing_is_measured_where_nothing_is_sent():
     _, measured_figures = train(
-        measured(syncalgos.Strategy(), np.zeros(STEPS, bool), EVALUATION_STEPS), (2,)
+        record_displacements(
+            syncalgos.Strategy(), np.zeros(STEPS, bool), EVALUATION_STEPS
+        ),
+        (2,),
     )
     assert np.isnan(measured_figures).all()
 
@@ -227,7 +230,7 @@ def test_no_round_is_measured_that_no_evaluation_tells_of():
     is_sync = sync_steps(strategy)
 
     for evaluated, rounds in (((), 0), ((1,), 0), ((5,), 1), ((8, 9, 12), 2)):
-        noting = measured(strategy, is_sync, evaluated)
+        noting = record_displacements(strategy, is_sync, evaluated)
         acts = [bool(introspection.acts(noting, x)) for x in range(STEPS)]
         np.testing.assert_array_equal(acts, is_sync)
         communicated = communication(noting, PARAMS, workers=WORKERS, steps=STEPS)
@@ -252,9 +255,9 @@ def test_rows_of_sharded_tables_are_not_measured():
     options["tables"] = {"rest": False, "table": True}
     plain, _ = train(strategy, **options)
     state, measured_figures = train(
-        measured(strategy, is_sync, EVALUATION_STEPS), **options
+        record_displacements(strategy, is_sync, EVALUATION_STEPS), **options
     )
-    _, expected = train(measured(strategy, is_sync, EVALUATION_STEPS))
+    _, expected = train(record_displacements(strategy, is_sync, EVALUATION_STEPS))
 
     assert_same_training(state, plain)
     trained = np.reshape(state.replica.params["table"], table.shape)
@@ -270,7 +273,7 @@ def test_all_tables_leave_nothing_to_measure():
         return jnp.sum(syncalgos.lookup(params["table"], jnp.arange(1)) ** 2)
 
     is_sync = np.arange(STEPS) % 2 == 1
-    strategy = measured(model_averaging(2), is_sync, (4,))
+    strategy = record_displacements(model_averaging(2), is_sync, (4,))
     _, measured_figures = train(strategy, (4,), table_loss, table, tables=True)
 
     assert measured_figures[0, 0] == 0
@@ -282,7 +285,7 @@ def test_debugging_nans_finds_none_of_ours():
     strategy = reduce_with("mean")
     with jax.debug_nans(True):
         _, measured_figures = train(
-            measured(strategy, sync_steps(strategy), (2,)), (2,)
+            record_displacements(strategy, sync_steps(strategy), (2,)), (2,)
         )
 
     assert np.isfinite(measured_figures).all()
@@ -292,4 +295,4 @@ def test_a_strategy_that_breaks_its_contract_is_refused_as_without_measuring():
     broken = syncalgos.Strategy(sync=lambda replica, state, step: replica)
 
     with pytest.raises(ValueError, match=r"sync must return \(replica, state\)"):
-        train(measured(broken, np.ones(STEPS, bool), EVALUATION_STEPS))
+        train(record_displacements(broken, np.ones(STEPS, bool), EVALUATION_STEPS))

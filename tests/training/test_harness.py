@@ -377,4 +377,4 @@ def test_processes_that_read_other_data_are_refused(monkeypatch):
 
 def test_numbers_that_are_not_finite_are_null():
     line = {"a": float("nan"), "b": [float("inf"), 1.5], "c": {"d": -float("inf")}}
-    assert files.plain(line) == {"a": None, "b": [None, 1.5], "c": {"d": None}}
+    assert files.to_json_value(line) == {"a": None, "b": [None, 1.5], "c": {"d": None}}

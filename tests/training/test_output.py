@@ -15,7 +15,7 @@ from support.commands import (
     PROGRAM,
     ROOT,
     TIMEOUT,
-    Run,
+    EndedRun,
     environment,
     on_a_terminal,
 )
@@ -24,7 +24,7 @@ from support.tiers import tiers
 
 from experiments import run as command_line
 from experiments.command import stopping, terminal
-from experiments.command.errors import BadRequest, guarded
+from experiments.command.errors import BadRequest, run_guarded
 from experiments.command.stopping import printable
 
 TINY = (
@@ -66,7 +66,7 @@ def started(words, out, program=PROGRAM, shell="exec", **streams):
         encoding="utf-8",
         timeout=TIMEOUT,
     )
-    return Run(ended.returncode, ended.stdout, ended.stderr, out)
+    return EndedRun(ended.returncode, ended.stdout, ended.stderr, out)
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +110,7 @@ def test_terminal_that_is_closed_while_it_shows_a_bar_stops_no_run(
         while b"training" not in screen_text:
             screen_text += os.read(screen, 4096)  # fails when the process has ended
         os.close(screen)
-        assert_complete(Run(process.wait(TIMEOUT), "", "", out), unbroken_run)
+        assert_complete(EndedRun(process.wait(TIMEOUT), "", "", out), unbroken_run)
 
 
 @pytest.mark.parametrize("processes", tiers([1, 2], slow=[1]))
@@ -201,11 +201,11 @@ def test_printable_text_stays_so(text):
 def test_lines_errors_and_summaries_are_printable(capsys):
     def program(stopped):
         terminal.show("\x1b[2Jhead\n  row\x07")
-        with terminal.report(3) as report:
+        with terminal.open_report(3) as report:
             report.line("note\x1b[31m\nprocess 0")
         raise BadRequest("no\x1b]0;x\x07 such\nfile\x9b1m")
 
-    assert guarded(program) == stopping.BAD_REQUEST
+    assert run_guarded(program) == stopping.BAD_REQUEST
     output = capsys.readouterr()
     assert output.out == "head\n  row\n"
     assert output.err == "note process 0\nerror: no such file\n"

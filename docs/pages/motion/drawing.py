@@ -11,11 +11,11 @@ from pages.motion.shapes import (
     cross,
     duration,
     line,
-    loop,
-    numbers,
     petal,
     place_group,
+    smooth_loop,
     travel,
+    write_numbers,
 )
 
 HEIGHT = 420  # below the floor are a legend and the steps
@@ -120,7 +120,7 @@ def _when(recorded: Recorded) -> str:
 def _ground(key: str) -> list[str]:
     """Returns lines of equal loss, and crosses where a loss is lowest."""
     lines = [
-        f'<path class="deep" d="{loop(pixels(landscape.contour(level)))}"/>'
+        f'<path class="deep" d="{smooth_loop(pixels(landscape.contour(level)))}"/>'
         for level in landscape.LEVELS[::-1]
     ]
     crosses = [
@@ -150,7 +150,8 @@ def _trails(pictures: Film, key: str) -> list[str]:
         # Ways that coincide lie beside each other, as stripes.
         shift = 1.4 * np.cos(np.radians(turn)), 1.4 * np.sin(np.radians(turn))
         parts += [
-            f'<g class="trail w{i}" transform="translate({numbers(shift, " ")})">',
+            f'<g class="trail w{i}" '
+            f'transform="translate({write_numbers(shift, " ")})">',
             '<g class="whole" stroke-width="1.3">',
             f'<path id="{key}-{i}" d="{line(places[:-PAUSE_PICTURES][::-1])}"/>',
             f'</g><g class="moving">{_fade(pictures)}',
@@ -164,7 +165,8 @@ def _trails(pictures: Film, key: str) -> list[str]:
 def _center_way(pictures: Film) -> list[str]:
     """Returns the center's way, and a dot where a sync alone has taken it."""
     dots = "".join(
-        f"M{numbers(pictures.center[flash + 3], ' ')}h0" for flash in pictures.flashes
+        f"M{write_numbers(pictures.center[flash + 3], ' ')}h0"
+        for flash in pictures.flashes
     )
     return [
         f'<path class="sync" d="{line(pictures.center[:-PAUSE_PICTURES])}" '
@@ -215,7 +217,7 @@ def _links(pictures: Film) -> str:
     return (
         f'<path class="sync">{animate("opacity", _glow(pictures))}'
         '<animate attributeName="d" calcMode="discrete" repeatCount="indefinite" '
-        f'dur="{duration(count)}s" keyTimes="{numbers(times, ";", 4)}" '
+        f'dur="{duration(count)}s" keyTimes="{write_numbers(times, ";", 4)}" '
         f'values="{";".join(["M0 0", *lines])}"/></path>'
     )
 

@@ -12,14 +12,14 @@ def animate(attribute: str, values: Iterable[float]) -> str:
     values = [*values]
     return (
         f'<animate attributeName="{attribute}" dur="{duration(len(values))}s" '
-        f'repeatCount="indefinite" values="{numbers(values, ";")}"/>'
+        f'repeatCount="indefinite" values="{write_numbers(values, ";")}"/>'
     )
 
 
 def travel(places: np.ndarray) -> str:
     """Returns places over the film, one for each picture."""
     # Whole pixels take a third of the file away, and no eye follows less.
-    values = ";".join(numbers(place, " ", 0) for place in places)
+    values = ";".join(write_numbers(place, " ", 0) for place in places)
     return (
         '<animateTransform attributeName="transform" type="translate" '
         f'dur="{duration(len(places))}s" repeatCount="indefinite" values="{values}"/>'
@@ -33,7 +33,7 @@ def duration(pictures: int) -> str:
 
 def place_group(place: np.ndarray) -> str:
     """Returns the attribute that puts a group at a place."""
-    return f'transform="translate({numbers(place, " ")})"'
+    return f'transform="translate({write_numbers(place, " ")})"'
 
 
 def petal(radius: float) -> str:
@@ -46,7 +46,7 @@ def cross(place: np.ndarray, size: float) -> str:
     """Returns two strokes, each twice the size wide, which cross at a place."""
     x, y = place - size
     return (
-        f"M{numbers((x, y), ' ')}l{2 * size} {2 * size}"
+        f"M{write_numbers((x, y), ' ')}l{2 * size} {2 * size}"
         f"m0-{2 * size}l-{2 * size} {2 * size}"
     )
 
@@ -54,12 +54,12 @@ def cross(place: np.ndarray, size: float) -> str:
 def line(points: np.ndarray) -> str:
     """Returns a line through points, each told from the one before: it is shorter."""
     tenths = np.round(10 * points).astype(int)
-    text = f"M{numbers(tenths[0] / 10, ' ')}l"
+    text = f"M{write_numbers(tenths[0] / 10, ' ')}l"
     moves = np.diff(tenths, axis=0)
-    return text + " ".join(numbers(move / 10, " ") for move in moves)
+    return text + " ".join(write_numbers(move / 10, " ") for move in moves)
 
 
-def loop(points: np.ndarray) -> str:
+def smooth_loop(points: np.ndarray) -> str:
     """Returns a smooth closed line through points (Catmull and Rom)."""
     slopes = (np.roll(points, -1, axis=0) - np.roll(points, 1, axis=0)) / 6
     nodes = np.round([points - slopes, points], 1).swapaxes(0, 1)  # (points, 2, 2)
@@ -67,12 +67,13 @@ def loop(points: np.ndarray) -> str:
     following = np.roll(nodes, -1, axis=0)
     starts = np.concatenate([first_point[None], following[:-1, 1]])
     moves = (following - starts[:, None]).reshape(-1, 4)
-    leave = numbers(slopes[0], " ")
-    first_move, *later_moves = (numbers(move, " ") for move in moves)
-    return f"M{numbers(first_point, ' ')}c{leave} {first_move}s{' '.join(later_moves)}z"
+    leave = write_numbers(slopes[0], " ")
+    first_move, *later_moves = (write_numbers(move, " ") for move in moves)
+    beginning = write_numbers(first_point, " ")
+    return f"M{beginning}c{leave} {first_move}s{' '.join(later_moves)}z"
 
 
-def numbers(values: Iterable[float], between: str, digits: int = 1) -> str:
+def write_numbers(values: Iterable[float], between: str, digits: int = 1) -> str:
     """Returns rounded numbers in one text."""
     return between.join(_number(x, digits) for x in values)
 

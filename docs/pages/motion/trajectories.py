@@ -92,7 +92,7 @@ SETUPS = {
 }
 
 
-def record(name: str, steps: int = STEPS, seed: int = 0) -> Recorded:
+def record_trajectories(name: str, steps: int = STEPS, seed: int = 0) -> Recorded:
     """Trains two parameters on four workers, and records where they go.
 
     Args:
@@ -138,7 +138,7 @@ def record(name: str, steps: int = STEPS, seed: int = 0) -> Recorded:
     )
 
 
-class Recording(NamedTuple):
+class TrajectoryRecording(NamedTuple):
     """One worker's way, with leading (steps, ...): see `Recorded`.
 
     Attributes:
@@ -159,7 +159,7 @@ def _train(
     basis: np.ndarray,
     replica: Replica,
     examples: jax.Array,
-) -> Recording:
+) -> TrajectoryRecording:
     """Trains one worker on its examples, (steps, 2): the loop of docs/own-loop.md."""
 
     def point(params):
@@ -176,7 +176,7 @@ def _train(
         updates, opt_state = optimizer.update(grads, replica.opt_state, replica.params)
         params = optax.apply_updates(replica.params, updates)
         synced, state = strategy.sync(Replica(params, opt_state), state, step)
-        recording = Recording(
+        recording = TrajectoryRecording(
             point(slopes),
             point(params),
             point(synced.params),
@@ -241,7 +241,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(str(error))
     flags.out.mkdir(parents=True, exist_ok=True)
     for name in names or ALGORITHMS:
-        picture = svg(record(name, flags.steps))
+        picture = svg(record_trajectories(name, flags.steps))
         (flags.out / f"{name}.svg").write_text(picture, encoding="utf-8")
 
 

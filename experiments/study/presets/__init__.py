@@ -12,14 +12,14 @@ FILES = {path.stem: path for path in Path(__file__).parent.rglob("*.toml")}
 NAMES = tuple(sorted(FILES))
 
 
-def load(name: str) -> dict[str, Any]:
+def load_preset(name: str) -> dict[str, Any]:
     """Returns the content of a preset, one of `NAMES`."""
     return tomllib.loads(FILES[name].read_text("utf-8"))
 
 
 def paper(name: str) -> dict[str, str]:
     """Returns a preset's name and texts: preset, title, source, found and differs."""
-    content = load(name)
+    content = load_preset(name)
     texts = {"preset": name}
     for key in ("title", "source", "found", "differs"):
         texts[key] = content[key]
@@ -41,7 +41,7 @@ def under(name: str, user_names: Collection[str]) -> dict[str, Any]:
     if "algos" in left_out:
         left_out.add("baseline")
     values: dict[str, Any] = {}
-    for flag, value in load(name)["flags"].items():
+    for flag, value in load_preset(name)["flags"].items():
         items = value if isinstance(value, list) else [value]
         items = [item for item in items if not left_out & _names_in(flag, item)]
         if items:

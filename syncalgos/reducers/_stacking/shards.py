@@ -245,7 +245,7 @@ def whole_shapes(tree: PyTree) -> PyTree:
     return jax.tree_util.tree_map_with_path(find_full_shape, tree)
 
 
-def gathered(tree: PyTree, axis: Axis) -> PyTree:
+def gather_by_shard(tree: PyTree, axis: Axis) -> PyTree:
     """Gathers every worker's leaves, as `collectives.gather`, shard by shard."""
     gather = partial(collectives.gather, axis=axis)
 
@@ -274,7 +274,7 @@ def kept(tree: PyTree) -> PyTree:
     return jax.tree_util.tree_map_with_path(keep_leaf, tree)
 
 
-def spread(batch: PyTree) -> PyTree:
+def spread_over_devices(batch: PyTree) -> PyTree:
     """Makes the compiler cut a worker's batch over its devices."""
     sharding = _SHARDING.get()
     if sharding is None or not sharding.batch_axes or not _has_mesh():

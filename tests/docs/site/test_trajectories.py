@@ -19,7 +19,7 @@ DEFAULT_NAMES = ("sync_sgd", "streaming_diloco")  # with one leaf, and with two
 
 @pytest.mark.parametrize("name", tiers(ALGORITHMS, DEFAULT_NAMES, slow=[]))
 def test_every_algorithm_stays_in_a_picture_that_moves(name):
-    recorded = trajectories.record(name)
+    recorded = trajectories.record_trajectories(name)
     pictured = film(recorded)
     for places in (pictured.workers, pictured.center):
         assert np.isfinite(places).all()
@@ -38,7 +38,7 @@ def test_every_algorithm_stays_in_a_picture_that_moves(name):
 
 @pytest.fixture(scope="module")
 def averaged():
-    return trajectories.record("model_averaging")
+    return trajectories.record_trajectories("model_averaging")
 
 
 def test_workers_agree_after_a_sync_alone(averaged):
@@ -49,7 +49,7 @@ def test_workers_agree_after_a_sync_alone(averaged):
 
 
 def test_workers_of_sync_sgd_are_at_one_place():
-    recorded = trajectories.record("sync_sgd", steps=16)
+    recorded = trajectories.record_trajectories("sync_sgd", steps=16)
     assert np.ptp(recorded.places, axis=1).max() == 0
     np.testing.assert_array_equal(recorded.center, recorded.places[:, 0])
     assert recorded.syncs.all()
@@ -62,4 +62,4 @@ def test_command_writes_the_pictures_that_are_named(tmp_path):
 
 def test_unknown_names_are_refused():
     with pytest.raises(ValueError, match="model_averaging"):
-        trajectories.record("model_averagin")
+        trajectories.record_trajectories("model_averagin")

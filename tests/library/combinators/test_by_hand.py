@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.problems.quadratics import (
     LR,
     SIZE,
-    Trained,
+    TrainedQuadratics,
     assert_same,
     make_worker_inputs,
     train,
@@ -24,8 +24,8 @@ from support.problems.sync_oracles import (
     BODY,
     Filtered,
     Mean,
-    Nesterov,
-    Synced,
+    NesterovOracle,
+    SyncedWorkers,
     average_momenta,
     ends_every,
     reduced,
@@ -156,7 +156,7 @@ ALONE = {
     ),
     "phase before the one that it follows": (
         chain(sa.after(sa.diloco(4, **OUTER), 6), sa.until(sa.sync_sgd(), 6)),
-        {**behind_six(Nesterov), "momentum": 0.9},
+        {**behind_six(NesterovOracle), "momentum": 0.9},
     ),
     # Averaging behind it moves params once more at step 5: it begins from there.
     "phase before a member that acts at its start": (
@@ -174,7 +174,7 @@ ALONE = {
     # Sent so many steps before the end of its period, to arrive there.
     "streaming diloco of one fragment": (
         sa.streaming_diloco(4, fragments=1, delay=2, alpha=0.25, **OUTER),
-        {"ends": ends_every(4, 2), "block": Nesterov, "delay": 2, "alpha": 0.25},
+        {"ends": ends_every(4, 2), "block": NesterovOracle, "delay": 2, "alpha": 0.25},
     ),
     # Params are not rewound to when it was sent.
     "reset, delayed": (
@@ -327,7 +327,7 @@ STEPS = 32
 
 
 @pytest.fixture(scope="module")
-def alone() -> dict[str, Trained]:
+def alone() -> dict[str, TrainedQuadratics]:
     """Trains all of them, in one program."""
 
     def pair(
@@ -343,7 +343,7 @@ def alone() -> dict[str, Trained]:
 @pytest.mark.parametrize("name", ALONE)
 def test_combination_is_as_by_hand(name, alone):
     _, hooks = ALONE[name]
-    assert_same(alone[name], Synced(**hooks, steps=STEPS))
+    assert_same(alone[name], SyncedWorkers(**hooks, steps=STEPS))
 
 
 class Gate(NamedTuple):
@@ -370,7 +370,7 @@ GATES = [
 BLOCKS = [
     ("sa.average()", Mean),
     ("sa.bmuf(1, **BMUF)", Filtered),
-    ("sa.diloco(1, **OUTER)", Nesterov),
+    ("sa.diloco(1, **OUTER)", NesterovOracle),
 ]
 INSIDE = [
     ("{}", {}),
@@ -431,5 +431,5 @@ def cross_combinators(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
 @given(cross_combinators())
 def test_crossed_combinators_are_as_by_hand(composition):
     text, hooks = composition
-    expected = Synced(momentum=0.9, steps=16, **hooks)
+    expected = SyncedWorkers(momentum=0.9, steps=16, **hooks)
     assert_same(train(eval(text), HEAVY_BALL, steps=16), expected)

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 from jax.extend import core
-from support.commands import Run
+from support.commands import EndedRun
 from support.problems.linear import BATCHES, make_params, make_trainer
 from support.requirements import PERIOD
 from support.resumed_runs import run, signal_before, untimed_lines
@@ -217,7 +217,7 @@ def test_a_run_counts_its_bytes_as_it_is_decided(uninterrupted):
     assert "bytes are counted during the run" in uninterrupted.stderr
 
 
-def list_sent_bytes(finished_run: Run) -> list[float]:
+def list_sent_bytes(finished_run: EndedRun) -> list[float]:
     """The bytes at each line of a run's metrics."""
     return [line["bytes_per_worker"] for line in untimed_lines(finished_run)]
 

@@ -160,7 +160,7 @@ def slice_batches(batches: Any, start: int, stop: int | None) -> Any:
     return {k: x[start:stop] for k, x in batches.items()}
 
 
-class Outcome(NamedTuple):
+class LawOutcome(NamedTuple):
     """What some dispatches leave.
 
     Attributes:
@@ -206,7 +206,7 @@ class CompositionTrainer:
         host = self.trainer.to_host(state)
         return jax.tree.map(lambda x: np.array(x) if is_comparable(x) else x, host)
 
-    def train(self, batches: Any, first_state: Any = None) -> Outcome:
+    def train(self, batches: Any, first_state: Any = None) -> LawOutcome:
         state = self.trainer.from_host(first_state or self.first_state)
         metrics_by_dispatch = []
         for start in range(0, len(batches["c"]), self.dispatch):
@@ -215,7 +215,7 @@ class CompositionTrainer:
                 state, slice_batches(batches, start, stop)
             )
             metrics_by_dispatch.append(jax.tree.map(np.asarray, metrics))
-        return Outcome(
+        return LawOutcome(
             state=self.copy_to_host(state),
             center=jax.tree.map(np.asarray, self.trainer.center(state)),
             metrics=jax.tree.map(lambda *x: np.concatenate(x), *metrics_by_dispatch),
@@ -268,7 +268,7 @@ def compare(
     return Finding(law, f"{subject}: {gap:.2g}" if gap > tolerance else "")
 
 
-class Case(NamedTuple):
+class LawCase(NamedTuple):
     """A composition, and its training.
 
     Attributes:
@@ -284,11 +284,11 @@ class Case(NamedTuple):
     rng: np.random.Generator
     trainer: CompositionTrainer
     batches: Any
-    outcome: Outcome
+    outcome: LawOutcome
     names: set[str]
 
 
-def resume_law(case: Case) -> Iterator[Finding]:
+def resume_law(case: LawCase) -> Iterator[Finding]:
     """A state of the host goes on, bit by bit."""
     first_batches = slice_batches(case.batches, 0, DISPATCH)
     second_batches = slice_batches(case.batches, DISPATCH, None)
@@ -319,7 +319,7 @@ def find_lanes(workers: int, least: int) -> int:
     return min(lanes for lanes in divisors or [1] if workers <= lanes * most_devices)
 
 
-def layout_law(case: Case) -> Iterator[Finding]:
+def layout_law(case: LawCase) -> Iterator[Finding]:
     """Another layout, backend or split into dispatches gives the same numbers."""
     layout = dict(case.rng.choice(LAYOUTS))
     if "lanes" in layout:
@@ -337,7 +337,7 @@ def layout_law(case: Case) -> Iterator[Finding]:
         yield compare("ledger", layout, sent_bytes, other_bytes, tolerance=0)
 
 
-def neutrality_law(case: Case, wrapper: str = "") -> Iterator[Finding]:
+def neutrality_law(case: LawCase, wrapper: str = "") -> Iterator[Finding]:
     """Wrappers that must change nothing change nothing."""
     wrapper = wrapper or choose(case.rng, NEUTRAL)
     expression = substitute("X", case.composition.expression, wrapper)
@@ -359,7 +359,7 @@ def neutrality_law(case: Case, wrapper: str = "") -> Iterator[Finding]:
         yield compare("neutral", subject, wrapped.center, case.outcome.center)
 
 
-def equivariance_law(case: Case) -> Iterator[Finding]:
+def equivariance_law(case: LawCase) -> Iterator[Finding]:
     """Workers in another order do the same in this order."""
     workers = case.composition.workers
     if workers < 3 or case.names & BY_NUMBER:
@@ -381,7 +381,7 @@ def equivariance_law(case: Case) -> Iterator[Finding]:
     )
 
 
-def absence_law(case: Case) -> Iterator[Finding]:
+def absence_law(case: LawCase) -> Iterator[Finding]:
     """A worker of weight 0, or that rests, reaches nothing but itself."""
     names = case.names
     # Members of a chain are weighed one by one, and out of a phase all count.
@@ -397,7 +397,7 @@ def absence_law(case: Case) -> Iterator[Finding]:
     if "FIRST_OUT" in names and not ends_round(jnp.arange(1024)).any():
         return
 
-    def select_others(outcome: Outcome) -> Any:
+    def select_others(outcome: LawOutcome) -> Any:
         return jax.tree.map(lambda x: x[1:], outcome.state.replica)
 
     outcome = case.outcome
@@ -415,7 +415,7 @@ def absence_law(case: Case) -> Iterator[Finding]:
         )
 
 
-def consensus_law(case: Case) -> Iterator[Finding]:
+def consensus_law(case: LawCase) -> Iterator[Finding]:
     """Workers that start apart, and no longer train, end in one place.
 
     Where all is a mean, that place is the mean of where they were.
@@ -447,7 +447,7 @@ def consensus_law(case: Case) -> Iterator[Finding]:
         yield compare("conservation", "the mean", mean, np.asarray(expected))
 
 
-def drift_law(case: Case) -> Iterator[Finding]:
+def drift_law(case: LawCase) -> Iterator[Finding]:
     """A steady drift moves the center as fast as the docstring says."""
     composition = case.composition
     rate = find_rate(composition)
@@ -533,7 +533,7 @@ def judge(
             batches = make_batches(
                 rng, composition.workers, 2 * DISPATCH, size=trainer.size
             )
-            case = Case(
+            case = LawCase(
                 composition=composition,
                 rng=rng,
                 trainer=trainer,

@@ -10,9 +10,9 @@ import pytest
 from compositions import NEUTRAL
 from laws import (
     DISPATCH,
-    Case,
     Composition,
     CompositionTrainer,
+    LawCase,
     choose_laws,
     draw_composition,
     judge,
@@ -77,7 +77,7 @@ def test_neutral_wrappers_leave_each_kind_as_it_is(kind):
 
 
 @pytest.fixture(scope="module")
-def trained_bmuf() -> Case:
+def trained_bmuf() -> LawCase:
     """BMUF of three workers, trained in two dispatches."""
     composition = Composition("bmuf(period=3)", workers=3, optimizer="momentum")
     rng = np.random.default_rng(0)
@@ -86,7 +86,7 @@ def trained_bmuf() -> Case:
         batches = make_batches(
             rng, composition.workers, 2 * DISPATCH, size=trainer.size
         )
-        return Case(
+        return LawCase(
             composition=composition,
             rng=rng,
             trainer=trainer,
@@ -100,7 +100,7 @@ WEIGHED = "participating(X, ALIKE, stale=True)"  # most mutants fail here
 
 
 @pytest.mark.parametrize("wrapper", tiers(NEUTRAL, [WEIGHED]))
-def test_each_wrapper_leaves_bmuf_as_it_is(wrapper: str, trained_bmuf: Case):
+def test_each_wrapper_leaves_bmuf_as_it_is(wrapper: str, trained_bmuf: LawCase):
     findings = neutrality_law(trained_bmuf, wrapper)
     assert not [finding.fault for finding in findings if finding.fault]
 

@@ -11,7 +11,7 @@ from support.reducer_cases import CLOSE, assert_close, normal, run
 from syncalgos import Strategy, communication, demo, sparseloco
 from syncalgos.reducers import _chunks, _dct, _hops, chunked_top_k
 
-encode = jax.jit(_chunks.encode, static_argnums=0)
+encode = jax.jit(_chunks.encode_bins, static_argnums=0)
 decode = jax.jit(_chunks.decode, static_argnums=(0, 2))
 
 
@@ -60,8 +60,8 @@ def test_equal_values_have_a_bin_of_their_own():
 
 def test_no_more_values_than_bins_are_sent_as_they_are():
     values = jnp.array([1e-3, 7.0, -2.0, 4.0])
-    assert _chunks.encode(2, values)[0] is values
-    assert len(_chunks.encode(2, jnp.ones(5))) == 2
+    assert _chunks.encode_bins(2, values)[0] is values
+    assert len(_chunks.encode_bins(2, jnp.ones(5))) == 2
 
 
 def test_values_that_are_not_finite_show_behind_bins():

@@ -65,7 +65,7 @@ def gradient(vector, x, target):
     )
 
 
-class Trained(NamedTuple):
+class TrainedProblem(NamedTuple):
     """The models after each of the steps asked for."""
 
     centers: np.ndarray  # (times, size)
@@ -91,7 +91,7 @@ def train(
         centers.append(flatten(trainer.center(state).params))
         lane_params = flatten(state.replica.params, lead=2)  # (devices, lanes, size)
         replicas.append(lane_params.reshape(workers, -1))
-    return Trained(np.array(centers), np.array(replicas))
+    return TrainedProblem(np.array(centers), np.array(replicas))
 
 
 def relative_error(actual, expected):

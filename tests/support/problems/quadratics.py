@@ -96,7 +96,7 @@ class ByHand:
         return np.array(self._models)
 
 
-class Trained(NamedTuple):
+class TrainedQuadratics(NamedTuple):
     """The models after each step.
 
     Attributes:
@@ -218,7 +218,7 @@ def train_all(pairs, worker_inputs, axis: Any = WORKERS):
 
 def _trained(replica, center):
     centers = flatten(center, lead=2)  # (steps, workers, SIZE)
-    return Trained(
+    return TrainedQuadratics(
         centers=centers.mean(1),
         replicas=flatten(replica.params, lead=2),
         replica=replica,

@@ -33,7 +33,7 @@ class Filtered(Mean):
         return self.center
 
 
-class Nesterov(Filtered):
+class NesterovOracle(Filtered):
     """DiLoCo of outer momentum 0.8 and outer rate 0.7."""
 
     def __call__(self, mean):
@@ -71,7 +71,7 @@ def average_momenta(momenta, shares):
     return np.broadcast_to(shares @ momenta, momenta.shape)
 
 
-class Synced:
+class SyncedWorkers:
     """Four workers that train and sync; each combinator has its hook.
 
     Args:
