@@ -213,9 +213,9 @@ def read_page(text):
 
 def test_a_page_is_described_by_its_first_sentences_or_its_title():
     page, prose = read_page("Title\n=====\n\n- an item\n\nOne two. Three.\n\nFour.")
-    assert prose.describe(page) == "One two. Three."
+    assert prose.page_description(page) == "One two. Three."
     listing, _ = read_page("a.py\n====\n\n::\n\n    x = 1\n")
-    assert prose.describe(listing) == "a.py"
+    assert prose.page_description(listing) == "a.py"
 
 
 @pytest.mark.parametrize(
