@@ -235,12 +235,9 @@ def _weight_leaf(
         def sync_weighted(
             relative_weight: jax.Array,
         ) -> tuple[Replica, ParticipatingState]:
-            new_replica, new_state = _sync_weighted(
+            return _sync_weighted(
                 strategy, stale, axis, replica, state, step, relative_weight
             )
-            if stale:  # no message reaches a worker that skips
-                new_replica = select(relative_weight > 0, new_replica, replica)
-            return new_replica, new_state
 
         return _call_if_any_participates(
             schedule, step, axis, sync_weighted, (replica, state)
@@ -478,6 +475,10 @@ def _sync_weighted(
         raise rules.make_error("participating", "own params")
     if not traced.sends or all(traced.is_same):
         new_replica, inner_state = apply_sync(strategy, replica, state.strategy, step)
+        if stale:
+            new_replica = _keep_if_skipping(
+                relative_weight, new_replica, replica, traced.is_same
+            )
         return new_replica, state._replace(strategy=inner_state)
 
     # Weights apply to moves, not models: so any strategy's mean becomes the weighted
@@ -498,7 +499,26 @@ def _sync_weighted(
     start = ()
     if stale:
         start = select(relative_weight > 0, common, state.start)
+        new_replica = _keep_if_skipping(
+            relative_weight, new_replica, replica, traced.is_same
+        )
     return new_replica, ParticipatingState(common, start, inner_state)
+
+
+def _keep_if_skipping(
+    relative_weight: jax.Array,
+    new_replica: Replica,
+    replica: Replica,
+    is_same: list[bool],
+) -> Replica:
+    """Returns the old replica of a worker that skips, as no message reaches it.
+
+    Params that the sync leaves as they are stay the very arrays: `delayed` would
+    otherwise take them for a result, and bring back those of the step of sending.
+    """
+    chosen_replica = select(relative_weight > 0, new_replica, replica)
+    params = own_values.keep(is_same, replica.params, chosen_replica.params)
+    return chosen_replica._replace(params=params)
 
 
 class PacedState(NamedTuple):

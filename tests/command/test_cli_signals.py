@@ -113,7 +113,7 @@ def test_signal_ends_a_compilation_at_once(tmp_path):
     """Nothing of it would be kept."""
     command = "--task tests.support.tiny_tasks:entangled --workers 2 --backend vmap"
     with in_background(command, tmp_path / "out", **COMPILES) as (process, wait_for):
-        wait_for("Compiling jit(", after="learning rate")
+        wait_for("Compiling jit(", earlier_text="learning rate")
         process.send_signal(signal.SIGINT)
         assert process.wait(TIMEOUT) == 130
     stderr = (tmp_path / STDERR).read_text("utf-8")
@@ -128,7 +128,7 @@ def test_signal_while_a_later_program_is_compiled_loses_no_training(tmp_path):
     command = f"--task tests.support.tiny_tasks:entangled --workers 2 {lengths}"
     indices = "ShapedArray(int32[3,2,1,4])"  # of the second dispatch's steps
     with in_background(command, tmp_path / "out", **COMPILES) as (process, wait_for):
-        wait_for(indices, after="learning rate")
+        wait_for(indices, earlier_text="learning rate")
         process.send_signal(signal.SIGTERM)
         assert process.wait(TIMEOUT) == 75
     assert "stopping after this dispatch" in (tmp_path / STDERR).read_text("utf-8")

@@ -234,6 +234,21 @@ ALONE = {
         delayed(participating(AVERAGED, weigh_by_round), 0, alpha=0.25),
         {"weights": find_round_weights, "alpha": 0.25},
     ),
+    "weighted, stale, with the optimizer's state, delayed": (
+        delayed(
+            participating(
+                every(chain(sa.average(), OF_STATE), 4), weigh_by_round, stale=True
+            ),
+            2,
+        ),
+        {
+            "weights": find_round_weights,
+            "stale": True,
+            "delay": 2,
+            "moments": average_momenta,
+            "momentum": 0.9,
+        },
+    ),
     "weighted, stale, delayed": (
         sa.at_syncs(
             delayed(participating(AVERAGED, weigh_by_round, stale=True), 2), RESET
