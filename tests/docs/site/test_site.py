@@ -143,7 +143,7 @@ def test_every_page_is_readable_at_any_width_in_both_themes(site, browser):
     ],
 )
 def test_a_page_loads_at_most_a_megabyte(browser, page):
-    assert 100_000 < websites.weigh(browser, page) < 1_000_000
+    assert 10_000 < websites.weigh(browser, page) < 1_000_000
 
 
 SEARCHES = {
