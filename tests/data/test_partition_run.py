@@ -160,6 +160,7 @@ def test_the_validation_part_is_trained_on_by_nobody_and_is_the_test():
     assert lines[-1]["test_number"] == pytest.approx(held_out_numbers.mean())
 
 
+@pytest.mark.slow
 def test_without_validation_the_test_is_that_of_the_task():
     plan, counts, lines = counted()
     assert plan.data.examples == EXAMPLES and (counts.sum(0) > 0).all()

@@ -217,6 +217,7 @@ def test_code_whose_indices_cannot_be_checked_is_named():
     assert why.startswith("NotImplementedError: ") and "\n" not in why
 
 
+@pytest.mark.slow
 def test_tasks_and_data_import_nothing_of_the_harness():
     names = find_imports(f"from experiments.tasks import {', '.join(TASKS.values())}")
     ours = {x for x in names if x.startswith("experiments.")}

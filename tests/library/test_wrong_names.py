@@ -64,6 +64,7 @@ def test_an_import_of_a_wrong_name_is_answered_with_the_nearest():
     )
 
 
+@pytest.mark.slow
 def test_other_names_are_refused_without_jax():
     program = """
 import sys, syncalgos
