@@ -56,22 +56,12 @@ class Evaluation:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the line of metrics.jsonl."""
-        content: dict[str, Any] = {}
-        for item in fields(self):
-            value = getattr(self, item.name)
-            if item.name in ("measures", "displacements"):
-                content.update(value)
-            else:
-                content[item.name] = value
-        return content
+        return flatten(self)
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Evaluation":
         """Returns the evaluation that a line holds, perhaps of an older release."""
-        values: dict[str, Any] = {x.name: content.get(x.name) for x in fields(cls)}
-        values["measures"] = find_measures(content)
-        values["displacements"] = find_displacements(content)
-        return cls(**values)
+        return cls(**unflatten(cls, content))
 
 
 def find_measures(content: Mapping[str, Any]) -> dict[str, float | None]:
@@ -82,6 +72,26 @@ def find_measures(content: Mapping[str, Any]) -> dict[str, float | None]:
 def find_displacements(content: Mapping[str, Any]) -> dict[str, float]:
     """Returns the displacements in a line or a summary."""
     return {name: content[name] for name in DISPLACEMENTS if name in content}
+
+
+def flatten(record: Any) -> dict[str, Any]:
+    """Returns an evaluation's or a summary's fields, with each figure beside them."""
+    content: dict[str, Any] = {}
+    for item in fields(record):
+        value = getattr(record, item.name)
+        if item.name in ("measures", "displacements"):
+            content.update(value)
+        else:
+            content[item.name] = value
+    return content
+
+
+def unflatten(kind: type, content: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields of a kind of record from its content; None if it lacks one."""
+    values: dict[str, Any] = {x.name: content.get(x.name) for x in fields(kind)}
+    values["measures"] = find_measures(content)
+    values["displacements"] = find_displacements(content)
+    return values
 
 
 @dataclass

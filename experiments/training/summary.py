@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -15,7 +15,7 @@ from experiments.training.config import Settings
 from experiments.training.loop import Outcome
 from experiments.training.prepare import Run
 from experiments.training.process_group import on_host
-from experiments.training.progress import find_displacements, find_measures
+from experiments.training.progress import flatten, unflatten
 from syncalgos import Replica, Strategy, network
 
 
@@ -142,22 +142,16 @@ class Summary:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the content of summary.json."""
-        content: dict[str, Any] = {}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name in ("measures", "displacements"):
-                content.update(value)
-            elif value is not None or field.name not in ("total_seconds", "correct"):
-                content[field.name] = value
+        content = flatten(self)
+        for name in ("total_seconds", "correct"):
+            if content[name] is None:
+                del content[name]
         return content
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Summary":
         """Returns the summary that summary.json holds, perhaps of an older release."""
-        names = [field.name for field in fields(cls)]
-        values: dict[str, Any] = {name: content.get(name) for name in names}
-        values["measures"] = find_measures(content)
-        values["displacements"] = find_displacements(content)
+        values = unflatten(cls, content)
         values["mesh"] = content.get("mesh", {})
         values["learning_rate"] = content.get("learning_rate", content.get("lr"))
         return cls(**values)
