@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from experiments.study.results import Curve, Report, Row
-from experiments.study.statistics import LEVEL, Measure
+from experiments.study.statistics import LEVEL, Measure, correct_by_holm
 from experiments.study.tuning_noise import probability_below
 
 REFERENCE = "sync_sgd"  # other algorithms' bytes are relative to its bytes
@@ -53,8 +53,8 @@ def find_verdicts(report: Report) -> dict[str, str]:
         p_values = _find_p_values(row, baseline, report.measure)
         if row is not baseline and p_values is not None:
             p_by_label[row.label] = p_values
-    zero = _correct({label: p.zero for label, p in p_by_label.items()})
-    margin = _correct({label: p.margin for label, p in p_by_label.items()})
+    zero = correct_by_holm({label: p.zero for label, p in p_by_label.items()})
+    margin = correct_by_holm({label: p.margin for label, p in p_by_label.items()})
     lost_labels = {row.label for row in report.rows if row.diverged}
     for label, p_values in p_by_label.items():
         excludes_loss = margin[label] < LEVEL and label not in lost_labels
@@ -87,17 +87,6 @@ def _find_p_values(row: Row, baseline: Row, measure: Measure) -> _PValues | None
         margin=min(1.0, 2 * worse_than_margin),
         is_better=measure.side * difference.mean > 0,
     )
-
-
-def _correct(p_by_label: Mapping[str, float]) -> dict[str, float]:
-    """Returns p-values corrected for their number, by Holm."""
-    corrected: dict[str, float] = {}
-    least = 0.0
-    ordered = sorted(p_by_label.items(), key=lambda pair: pair[1])
-    for rank, (label, p) in enumerate(ordered):
-        least = max(least, min(1.0, (len(ordered) - rank) * p))
-        corrected[label] = least
-    return corrected
 
 
 def read_table(folder: Path) -> Mapping[str, Mapping[str, str]]:

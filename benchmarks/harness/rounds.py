@@ -24,6 +24,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from experiments.study.statistics import correct_by_holm
+
 FOLDER = Path("docs/studies/diloco-rounds")
 WORKERS_RECORD = Path("docs/studies/diloco-workers/finals.jsonl")
 SYNCHRONOUS_RECORD = Path("docs/studies/diloco-period/finals.jsonl")
@@ -77,17 +79,6 @@ def find_trend(gaps: Gaps) -> Trend:
     slope = slopes[0]  # the first permutation leaves all in place
     is_as_steep = np.abs(slopes) >= abs(slope) * (1 - 1e-9)
     return Trend(float(slope), float(is_as_steep.mean()))
-
-
-def correct(p_values: Mapping[str, float]) -> dict[str, float]:
-    """Returns p-values corrected for their number, by Holm."""
-    corrected: dict[str, float] = {}
-    least = 0.0
-    ordered = sorted(p_values.items(), key=lambda pair: pair[1])
-    for rank, (label, p) in enumerate(ordered):
-        least = max(least, min(1.0, (len(ordered) - rank) * p))
-        corrected[label] = least
-    return corrected
 
 
 def describe(trend: Trend, corrected_p: float) -> str:
@@ -209,7 +200,7 @@ def main() -> None:
         print("\n".join(make_power_table([0.0, -0.002, -0.005, -0.01, -0.013])))
         return
     trends = {label: find_trend(read_gaps(lines, label)) for label in SYNCHRONOUS}
-    corrected = correct({label: trend.p for label, trend in trends.items()})
+    corrected = correct_by_holm({label: trend.p for label, trend in trends.items()})
     for label, trend in trends.items():
         verdict = describe(trend, corrected[label])
         slope = f"{100 * trend.slope:+.2f} points for each doubling"

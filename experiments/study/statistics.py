@@ -1,15 +1,17 @@
 """Measures of runs: their means over seeds and their paired differences."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from itertools import zip_longest
 from statistics import mean as average
 from statistics import stdev
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from syncalgos import checks
+
+Key = TypeVar("Key", bound=Hashable)
 
 # Fewer pairs do not show whether their differences are far from normal.
 MIN_SEEDS = 5
@@ -217,14 +219,26 @@ def correct_p_values(differences: Sequence[Difference | None]) -> list[float | N
     Source: Holm, "A simple sequentially rejective multiple test procedure",
     Scandinavian Journal of Statistics 1979.
     """
-    p_values = [difference and difference.p for difference in differences]
-    ranked = sorted((p, i) for i, p in enumerate(p_values) if p is not None)
-    corrected_values: list[float | None] = [None for _ in differences]
+    p_by_position: dict[int, float] = {}
+    for position, difference in enumerate(differences):
+        if difference is not None and difference.p is not None:
+            p_by_position[position] = difference.p
+    corrected_by_position = correct_by_holm(p_by_position)
+    return [corrected_by_position.get(i) for i in range(len(differences))]
+
+
+def correct_by_holm(p_by_key: Mapping[Key, float]) -> dict[Key, float]:
+    """Returns p-values corrected for their number, with the keys of these.
+
+    Source: as of `correct_p_values`.
+    """
+    corrected_by_key: dict[Key, float] = {}
     largest = 0.0
-    for rank, (p, i) in enumerate(ranked):
+    ranked = sorted(p_by_key.items(), key=lambda pair: pair[1])
+    for rank, (key, p) in enumerate(ranked):
         largest = max(largest, min(1.0, (len(ranked) - rank) * p))
-        corrected_values[i] = largest
-    return corrected_values
+        corrected_by_key[key] = largest
+    return corrected_by_key
 
 
 def band(curves: Sequence[Sequence[float | None]]) -> Band:

@@ -439,11 +439,11 @@ def _is_regular(is_sync: np.ndarray, own_period: int, common_period: int) -> boo
 def _lasting_seconds(
     workload: _Workload, strategy: Strategy, period: int, num_last_steps: int
 ) -> np.ndarray:
-    """Returns the seconds of each step's messages in the long run, (window,)."""
+    """Returns the seconds of the last steps' messages in the long run, one each."""
     # A first phase may differ, so only the last of many steps count.
     num_steps = num_last_steps * max(2, MAX_SEARCH_STEPS // num_last_steps)
-    message_counts = workload.count(_with_period(strategy, period), num_steps)
-    return workload.seconds_per_step(message_counts)[-num_last_steps:]
+    counts = workload.count(_with_period(strategy, period), num_steps)
+    return workload.seconds_per_step(counts)[-num_last_steps:]
 
 
 def _find_period_argument(strategy: Strategy) -> Any:
