@@ -276,7 +276,7 @@ def restore(run: Run, folder: Path, background: Background) -> Saver:
     run_ids: list[str | None] = []
     shard = _newest(run, folder) if run.config.resume else None
     if shard is not None:
-        run, progress = _resume_from(run, shard)
+        run, progress = _restore_run(run, shard)
         run_ids.append(shard.record.get("run_id"))
         terminal.say(f"resuming from the checkpoint of step {progress.step}")
     elif run.config.resume:
@@ -442,7 +442,7 @@ def _check_pieces(trainer: DataParallel, like: TrainState, shard: Shard) -> None
             raise Incomplete(f"array {name}: {error}") from None
 
 
-def _resume_from(run: Run, shard: Shard) -> tuple[Run, Progress]:
+def _restore_run(run: Run, shard: Shard) -> tuple[Run, Progress]:
     """Returns the run with a checkpoint's state, and the progress until then."""
     config = run.config
     trainer = run.trainer

@@ -451,7 +451,9 @@ def laws(tunings: Sequence[Tuning]) -> tuple[str, list[str]]:
         has_score = any(score is not None for score in tuning.scores)
         if tuning.point and has_score:
             swept_tunings.append(tuning)
-    groups = formats.group_by(swept_tunings, lambda tuning: (tuning.label, tuning.flag))
+    groups = formats.group_items(
+        swept_tunings, lambda tuning: (tuning.label, tuning.flag)
+    )
     line = ""
     sentences = []
     for (label, flag), variant in groups.items():

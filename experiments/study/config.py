@@ -296,7 +296,7 @@ def parse_study_flags(argv: Sequence[str]) -> StudyFlags:
         shared = [("--preset", PAPER), *shared]
     elif namespace.preset in presets.NAMES:
         preset_values = presets.under(
-            namespace.preset, presets.names_in(flag_groups(words))
+            namespace.preset, presets.list_set_names(flag_groups(words))
         )
         for name in [*preset_values]:
             if name in SETTINGS:

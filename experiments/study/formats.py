@@ -17,7 +17,7 @@ BANDWIDTHS = (("Tbit/s", 1e12), ("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3
 MAX_LABELS = 8  # in a sentence; the table has all
 
 
-def group_by(
+def group_items(
     items: Iterable[Item], key: Callable[[Item], Key]
 ) -> dict[Key, list[Item]]:
     """Returns items by their keys, in the order of the first item of each."""

@@ -9,7 +9,7 @@ from experiments.study.formats import (
     format_count,
     format_interval,
     format_name,
-    group_by,
+    group_items,
     join_words,
 )
 from experiments.study.results import Report
@@ -113,7 +113,7 @@ def _remark_tuning(
 ) -> Iterator[str]:
     """Yields warnings about edges and trials."""
     at_edge = [tuning for tuning in tunings if tuning.at_edge]
-    edges = group_by(at_edge, lambda tuning: (tuning.flag, tuning.chosen))
+    edges = group_items(at_edge, lambda tuning: (tuning.flag, tuning.chosen))
     for (flag, chosen), edge_tunings in edges.items():
         names = [variant_name(tuning.label, tuning.point) for tuning in edge_tunings]
         yield say("remark.edge", names=", ".join(names), flag=flag, chosen=chosen)
@@ -153,7 +153,7 @@ def _remark_tuning(
 def _describe_budgets(config: StudyConfig, run_sets: Sequence[RunSet]) -> str:
     """Returns how many trials each row had, and which rows lack a tuned flag."""
     counts = []
-    groups = group_by(run_sets, lambda run_set: len(run_set.trials))
+    groups = group_items(run_sets, lambda run_set: len(run_set.trials))
     for count, equal_run_sets in groups.items():
         counts.append(f"{_names(equal_run_sets)} {count:,}")
     sentences = [say("remark.budgets", counts="; ".join(counts))]
@@ -233,7 +233,7 @@ def _remark_late_steps(run_sets: Sequence[RunSet]) -> Iterator[str]:
     """Yields warnings about steps after the last sync."""
     # The center dates from the last sync: later local steps are not in it.
     converged = [run_set for run_set in run_sets if not run_set.first_summary.diverged]
-    groups = group_by(
+    groups = group_items(
         converged,
         lambda run_set: (
             run_set.first_summary.steps,
@@ -256,7 +256,7 @@ def _remark_bytes(run_sets: Sequence[RunSet]) -> Iterator[str]:
     unknown = [run_set for run_set in run_sets if run_set.first_summary.sends is None]
     if unknown:
         yield say("remark.unknown", names=_names(unknown))
-    groups = group_by(run_sets, lambda run_set: run_set.first_summary.not_counted)
+    groups = group_items(run_sets, lambda run_set: run_set.first_summary.not_counted)
     for messages, group in groups.items():
         if messages is None:
             continue

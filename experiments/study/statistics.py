@@ -135,10 +135,10 @@ def choose_measure(
     # If all runs diverged, nothing is compared and no name can be checked.
     if run_measures:
         checks.one_of("--measure", key, sorted(names))
-    return find_measure(key)
+    return make_measure(key)
 
 
-def find_measure(key: str) -> Measure:
+def make_measure(key: str) -> Measure:
     """Returns the measure with a name in summary.json; for most, lower is better."""
     for measure in (ACCURACY, LOSS):
         if measure.key == key:

@@ -202,7 +202,7 @@ def test_a_user_may_negate_what_a_preset_sets(tmp_path, monkeypatch):
     assert presets.under("own", set()) == flags
     for words, name in (("--no-nesterov", "nesterov"), ("--lr=1", "lr")):
         flags_left = {k: x for k, x in flags.items() if k != name}
-        assert presets.under("own", presets.names_in([(words,)])) == flags_left
+        assert presets.under("own", presets.list_set_names([(words,)])) == flags_left
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def under(name: str, user_names: Collection[str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for flag, value in load_preset(name)["flags"].items():
         items = value if isinstance(value, list) else [value]
-        items = [item for item in items if not left_out & _names_in(flag, item)]
+        items = [item for item in items if not left_out & _list_names(flag, item)]
         if items:
             values[parameter(flag)] = items if isinstance(value, list) else value
     if "algos" in values:
@@ -51,16 +51,16 @@ def under(name: str, user_names: Collection[str]) -> dict[str, Any]:
     return values
 
 
-def names_in(groups: Iterable[Words]) -> set[str]:
+def list_set_names(groups: Iterable[Words]) -> set[str]:
     """Returns the parameters that flags set, sweep or tune, each with its value."""
     names: set[str] = set()
     for group in groups:
         flag, _, value = " ".join(group).replace(" ", "=", 1).partition("=")
-        names |= _names_in(flag, value)
+        names |= _list_names(flag, value)
     return names
 
 
-def _names_in(flag: str, value: Any) -> set[str]:
+def _list_names(flag: str, value: Any) -> set[str]:
     """Returns the parameters that a flag sets: its own, and those that it varies."""
     name = parameter(flag)
     if name in ("tune", "sweep"):
